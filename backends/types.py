@@ -1,0 +1,197 @@
+"""The values that cross the seam between gateway and backends: requests in, events out.
+
+Everything is frozen and complete: a `GenerationRequest` cannot be built illegal, and no `None`
+stands for "the default". Knows nothing of HTTP, JSON spellings, tenants' limits, tokenizers or
+engines.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+UNLIMITED_TOKENS = 2**31 - 1
+"""`max_tokens` of a client that asked for none: as many as the context holds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of a chat. Content parts have been joined; images never get this far."""
+
+    role: Role
+    content: str
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """Messages for a chat template; whoever owns the tokenizer applies it.
+
+    With `continue_final_message` the last message is left open for the model to go on with, in
+    place of a new turn.
+    """
+
+    messages: tuple[Message, ...]
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: tuple[tuple[str, str | int | float | bool], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.messages:
+            raise ValueError("messages must not be empty")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPrompt:
+    """Plain text; `add_special_tokens` lets the tokenizer put its BOS in front if it has that
+    habit.
+
+    `truncate` > 0 keeps only the last so many tokens (TGI's rule); 0 keeps all.
+    """
+
+    text: str
+    add_special_tokens: bool = True
+    truncate: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPrompt:
+    """Token ids, used as they are; the backend checks them against its vocabulary."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How tokens are chosen.
+
+    Ranges are checked here, so no engine ever sees a value it cannot handle.
+    """
+
+    temperature: float = 1.0  # 0 means greedy
+    top_k: int = 0  # 0 means off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0  # 64 bits, never absent: the dialect draws one when the client gave none
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False  # report the log-probability of each generated token
+    top_logprobs: int = 0  # and of so many most likely alternatives
+
+    def __post_init__(self) -> None:
+        checks = (
+            (0.0 <= self.temperature <= 100.0, "temperature must be in [0, 100]"),
+            (self.top_k >= 0, "top_k must be 0 (off) or at least 1"),
+            (0.0 < self.top_p <= 1.0, "top_p must be in (0, 1]"),
+            (0.0 <= self.min_p <= 1.0, "min_p must be in [0, 1]"),
+            (0 <= self.seed < 2**64, "seed must fit 64 bits"),
+            (0 <= self.top_logprobs <= 20, "top_logprobs must be in [0, 20]"),
+            (self.logprobs or not self.top_logprobs, "top_logprobs needs logprobs"),
+        )
+        for holds, message in checks:
+            if not holds:
+                raise ValueError(message)
+
+
+class FinishReason(enum.Enum):
+    """Why a choice ended. Dialects spell it their own way."""
+
+    EOS = "eos"  # the model ended its turn
+    STOP = "stop"  # a stop string or stop token id of the client
+    LENGTH = "length"  # max_tokens, or the context is full
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One request, ready to run: `len(prompts) * n` choices.
+
+    Choice `i * n + j` is child j of prompt i.
+    """
+
+    request_id: str  # our own and unique; a client's id is only echoed
+    model: str  # as the client wrote it; the policy resolves aliases and placeholders
+    prompts: tuple[Prompt, ...]
+    sampling: SamplingParams
+    max_tokens: int = UNLIMITED_TOKENS
+    clamp_max_tokens: bool = True  # beyond the context: cut down (OpenAI) or refuse (TGI)
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop_str: bool = False
+    stream: bool = False
+    extra: Mapping[str, object] = field(
+        default_factory=dict[str, object]
+    )  # fields no dialect knows
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise ValueError("prompts must not be empty")
+        if self.max_tokens < 1:
+            raise ValueError("max_tokens must be at least 1")
+        if self.n < 1:
+            raise ValueError("n must be at least 1")
+        if "" in self.stop:
+            raise ValueError("stop must not contain an empty string")
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """One vocabulary entry with its raw log-probability (before temperature and filters)."""
+
+    token_id: int
+    text: str  # the entry decoded alone; a piece of a character shows as U+FFFD
+    raw: bytes  # its exact bytes
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """One generated token of one choice, in generation order.
+
+    `text` is what the answer grows by: complete code points only, nothing a stop string might still
+    take back, nothing for special tokens. It may be empty. The last token of a choice, and only
+    that, carries `finish_reason`.
+    """
+
+    index: int
+    text: str
+    token_id: int | None = None  # None: the upstream does not say
+    special: bool = False
+    logprob: TokenLogprob | None = None  # set when asked for
+    top_logprobs: tuple[TokenLogprob, ...] = ()  # most likely first
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Exact counts over all choices, unless `estimated`.
+
+    Prompt tokens count once per prompt, not per choice.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    estimated: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """The end of a request: the finish reason of every choice in order, and the usage."""
+
+    reasons: tuple[FinishReason, ...]
+    usage: Usage
+    queue_s: float = 0.0  # time from submission until the first prompt token was computed
+
+
+Event = Token | Finished

@@ -1,0 +1,152 @@
+"""A compiled policy as frozen values: what `load` makes and `decide` reads. Knows no YAML and no
+pydantic.
+
+Every reference is already resolved: a name that appears here exists.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from backends.base import BackendState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendConfig:
+    """One entry of `backends:`.
+
+    `options` is the engine's own, checked by the engine's registry entry.
+    """
+
+    name: str
+    engine: str  # "native" | "echo"
+    model: str  # a catalog name, or a path
+    options: Mapping[str, str | int | float | bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One entry of `limits:`. Rates are (amount, window in seconds)."""
+
+    name: str
+    requests: tuple[int, int] | None = None
+    tokens: tuple[int, int] | None = None
+    concurrent: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a tenant on it may do."""
+
+    name: str
+    limits: tuple[Limit, ...]
+    models: tuple[str, ...]  # public names; ("*",) for all
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A public model name and the other names it answers to."""
+
+    name: str
+    aliases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """The facts a route asks for; all must hold, an empty tuple asks nothing.
+
+    Values may be globs.
+    """
+
+    models: tuple[str, ...] = ()
+    tenants: tuple[str, ...] = ()
+    plans: tuple[str, ...] = ()
+    endpoints: tuple[str, ...] = ()  # "chat" | "completions" | "generate"
+    stream: bool | None = None
+    min_prompt_tokens: int | None = None  # inclusive
+    max_prompt_tokens: int | None = None  # inclusive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Per phase and in total, in seconds."""
+
+    first_token_s: float
+    between_tokens_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """A rule: requests that match go to `use`, then to the fallbacks in order."""
+
+    name: str
+    match: Match
+    use: str
+    fallback: tuple[str, ...]
+    timeouts: Timeouts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A whole policy. `digest` is the first 12 hex digits of the file's SHA-256."""
+
+    digest: str
+    backends: Mapping[str, BackendConfig]
+    models: Mapping[str, Model]
+    default_model: str
+    plans: Mapping[str, Plan]
+    routes: tuple[Route, ...]
+    estimate_output_tokens: int  # reserved when the client sends no max_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of a request when it is routed."""
+
+    tenant: str
+    plan: str
+    model: str  # as the client wrote it; "" when the dialect has none
+    endpoint: str
+    stream: bool
+    prompt_tokens: int | None = None  # None: nobody could count them exactly
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """Where a request goes, and why. `reject` is set when it goes nowhere."""
+
+    decision_id: str  # "<policy digest>/<route>"
+    model: str = ""  # the public name after aliases
+    route: str = ""
+    attempts: tuple[str, ...] = ()  # backend names, in the order to try them
+    timeouts: Timeouts | None = None
+    limits: tuple[Limit, ...] = ()
+    priority: int = 0
+    rejected_candidates: tuple[tuple[str, str], ...] = ()  # (backend, why)
+    trace: tuple[tuple[str, str], ...] = ()  # (route, "matched" | the first key that did not hold)
+    reject: Reject | None = None
+
+
+class RejectReason(enum.Enum):
+    """Why a request goes nowhere."""
+
+    UNKNOWN_MODEL = "unknown_model"
+    MODEL_NOT_ALLOWED = "model_not_allowed"
+    UNKNOWN_PLAN = "unknown_plan"
+    NO_ROUTE = "no_route"
+    NO_BACKEND = "no_backend"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reject:
+    """A refusal: the reason, and a message that says what to change."""
+
+    reason: RejectReason
+    message: str
+
+
+Health = Mapping[str, BackendState]

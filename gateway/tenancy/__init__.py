@@ -1,0 +1,1 @@
+"""Who asks: tenants and their keys, and the lease around every request."""

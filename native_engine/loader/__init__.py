@@ -1,0 +1,4 @@
+"""Reading model files: GGUF and Hugging Face folders. `gguf_header` needs no torch.
+
+The rest does.
+"""

@@ -1,0 +1,195 @@
+"""The values an engine takes and gives: token ids in, token ids out. No torch here.
+
+Every local engine speaks these, not only the native one, so that one host process can run any of
+them.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How the next token is chosen and when to stop. All in token ids.
+
+    Stop strings live with the text.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0  # below 1e-4 greedy
+    top_k: int = 0  # 0 means off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0  # 64 bits; the noise is a function of (seed, position), never of the batch
+    eos_token_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False  # drops the eos ids only, never the client's stop ids
+    num_logprobs: int | None = (
+        None  # None: no logprobs; 0: of the sampled token; k: and of the k most likely
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One sequence to generate."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
+class FinishReason(enum.Enum):
+    """Why the engine ended a sequence."""
+
+    EOS = "eos"
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledToken:
+    """One drawn token, with the raw log-probabilities if asked.
+
+    Of itself and of the most likely ones.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceOutput:
+    """What one step did for one request: a token, or the error that ended it.
+
+    `finish_reason` or `error` is the end.
+    """
+
+    request_id: str
+    token: SampledToken | None = None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    queue_s: float | None = (
+        None  # on the first token: from add() until the first prompt token was computed
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Gauges and counters of an engine, cheap enough to be read every step."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_preemptions: int = 0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What does not change while an engine lives."""
+
+    model_id: str
+    max_model_len: int
+    vocab_size: int
+    max_num_seqs: int
+    max_waiting: int
+    num_blocks: int
+    block_size: int
+    dtype: str
+    device: str
+    description: str  # one line for a human
+
+
+class SteppedEngine(Protocol):
+    """What `backends.host` runs. Single-threaded: the caller never overlaps calls."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            EngineError: a subclass says why it was refused; nothing was queued.
+        """
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Forget a request in any state and free what it holds; unknown ids are fine.
+
+        No output follows.
+        """
+        ...
+
+    def step(self) -> list[SequenceOutput]:
+        """Run one forward pass and return what came of it. Does nothing without work.
+
+        A failing step ends its own requests with an `error` output; it raises only if the engine
+        cannot go on.
+        """
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledSequence:
+    """One sequence's share of a step: the tokens at positions start ..
+
+    Start + len(token_ids) - 1 are computed.
+    """
+
+    request_id: str
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int]  # blocks for positions 0 .. start + len(token_ids) - 1, at least
+    sampling: SamplingParams
+    sample: (
+        bool  # the last token's logits are sampled; false for a prefill chunk that is not the last
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBatch:
+    """All that one forward pass computes: decodes first, then prefill chunks."""
+
+    sequences: tuple[ScheduledSequence, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
+
+
+class Runner(Protocol):
+    """The device side of the engine: weights, KV cache, forward pass, sampling."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_model_len(self) -> int: ...
+
+    def execute(self, batch: StepBatch) -> list[SampledToken]:
+        """Compute the batch, write its KV into the blocks, and draw one token per sequence with
+        `sample`, in order.
+
+        The noise for a token at position p of a request (p = start + len(token_ids)) depends on
+        (seed, p) only.
+        """
+        ...
