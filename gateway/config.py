@@ -1,0 +1,97 @@
+"""The process's own settings. The one place where the gateway reads its environment.
+
+What is served to whom is the policy file's business, not ours.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+PREFIX = "TURNOUT_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings. The environment variable of each is its name in capitals after `TURNOUT_`."""
+
+    home: Path = Path(".turnout")  # databases, secrets, models
+    policy: Path = Path("policies/default.yaml")
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0 takes any free one
+    run_dir: Path = Path(".turnout/run")  # sockets of engine processes; the supervisor sets it
+    body_limit_bytes: int = 2_000_000
+    body_timeout_s: float = 30.0  # from the headers until the whole body is there
+    keep_alive_s: float = 15.0  # of silence, until a stream gets a comment
+    drain_timeout_s: float = 30.0  # for running requests, after SIGTERM
+    log_level: str = "info"
+    log_json: bool = False
+
+    def to_environment(self) -> dict[str, str]:
+        """The same settings for a child process."""
+        return {
+            PREFIX + field.name.upper(): str(getattr(self, field.name)) for field in fields(self)
+        }
+
+
+class ConfigError(Exception):
+    """A setting that cannot be used; the message names the variable."""
+
+
+def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from the environment; unset and empty variables mean the default.
+
+    Raises:
+        ConfigError: a variable does not hold what it should.
+    """
+    values: dict[str, Any] = {}
+    for field in fields(Settings):
+        name = PREFIX + field.name.upper()
+        if text := environ.get(name, ""):
+            values[field.name] = _read(name, text, _CONVERTERS[str(field.type)])
+    return Settings(**values)
+
+
+def data_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where databases, secrets and models live. It may not exist yet."""
+    return load_settings(environ).home
+
+
+def _read(name: str, text: str, convert: Callable[[str], object]) -> object:
+    try:
+        return convert(text)
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r}: {error}") from None
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("must be a whole number, zero or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError("must be a number of seconds above zero")
+    return value
+
+
+def _flag(text: str) -> bool:
+    values = {"1": True, "true": True, "0": False, "false": False}
+    if text.lower() not in values:
+        raise ValueError("must be true or false")
+    return values[text.lower()]
+
+
+_CONVERTERS: Mapping[str, Callable[[str], object]] = {
+    "Path": Path,
+    "str": str,
+    "int": _whole,
+    "float": _seconds,
+    "bool": _flag,
+}
