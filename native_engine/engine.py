@@ -224,7 +224,7 @@ class Engine:
         """Take one token into a running sequence, and end it if that was its last."""
         sequence.token_ids.append(token.token_id)
         self._generation_tokens_total += 1
-        is_first = sequence.num_output_tokens == 1
+        is_first = len(sequence.token_ids) == sequence.num_prompt_tokens + 1
         if is_first:
             self._prompt_tokens_total += sequence.num_prompt_tokens
         reason = _finish_reason(sequence, token.token_id)

@@ -35,21 +35,21 @@ class ScheduledStep:
         self.sequences: list[Sequence] = []  # whose shares these are, in order
         self.sampled: list[Sequence] = []  # those that get a token, in the same order
 
-    def add(self, sequence: Sequence) -> None:
-        """Plan as many of the sequence's uncomputed tokens as the budget holds."""
-        count = min(sequence.num_uncomputed_tokens, self.budget)
-        if not count:
-            return
+    def add(self, sequence: Sequence, wanted: int) -> None:
+        """Plan the sequence's next `wanted` tokens, or what is left of the budget."""
+        count = wanted if wanted <= self.budget else self.budget
         self.budget -= count
+        token_ids = sequence.token_ids
         start = sequence.num_computed_tokens
-        sample = start + count == len(sequence.token_ids)
+        stop = start + count
+        sample = stop == len(token_ids)
         self.sequences.append(sequence)
         if sample:
             self.sampled.append(sequence)
         self.shares.append(
             ScheduledSequence(
                 request_id=sequence.request_id,
-                token_ids=sequence.token_ids[start : start + count],
+                token_ids=token_ids[start:stop],
                 start=start,
                 block_table=sequence.block_table,
                 sampling=sequence.sampling,
@@ -98,16 +98,19 @@ class Scheduler:
         """
         step = ScheduledStep(self._max_num_batched_tokens)
         preempted = self._grow_running()
+        prefills: list[tuple[Sequence, int]] = []  # one at most: who comes next needs budget left
         for sequence in self.running:
-            if sequence.num_uncomputed_tokens == 1:
-                step.add(sequence)
-        if len(step.sequences) < len(self.running):
-            for sequence in self.running:
-                if sequence.num_uncomputed_tokens > 1:
-                    step.add(sequence)
+            uncomputed = len(sequence.token_ids) - sequence.num_computed_tokens
+            if uncomputed == 1:
+                step.add(sequence, 1)
+            else:
+                prefills.append((sequence, uncomputed))
+        for sequence, uncomputed in prefills:
+            step.add(sequence, uncomputed)
         if not preempted:  # blocks just taken from one sequence are not for newcomers
             while step.budget and self._can_admit():
-                step.add(self._admit())
+                sequence = self._admit()
+                step.add(sequence, len(sequence.token_ids))
         return step
 
     def check_invariants(self) -> None:

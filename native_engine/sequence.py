@@ -36,12 +36,3 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     num_preemptions: int = 0
     queue_s: float | None = None  # set when its first step has been computed
-
-    @property
-    def num_uncomputed_tokens(self) -> int:
-        """1 for a decode; more for a prefill, first or after a preemption."""
-        return len(self.token_ids) - self.num_computed_tokens
-
-    @property
-    def num_output_tokens(self) -> int:
-        return len(self.token_ids) - self.num_prompt_tokens

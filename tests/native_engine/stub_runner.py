@@ -73,15 +73,14 @@ class StubRunner:
         assert len(set(ids)) == len(ids), "a request twice in a batch"
         self.batches.append(batch)
         for share in batch.sequences:
+            assert share.token_ids, f"{share.request_id} has nothing to compute"
             if share.start == 0:
                 self._forget(share.request_id)
             for position, token_id in enumerate(share.token_ids, share.start):
                 self._kv[self._slot(share, position)] = (share.request_id, position, token_id)
         self.on_execute(batch)
         return [
-            SampledToken(
-                token_id=next_token(self._context(share), share.sampling, self.vocab_size)
-            )
+            SampledToken(token_id=next_token(self._context(share), share.sampling, self.vocab_size))
             for share in batch.sequences
             if share.sample
         ]

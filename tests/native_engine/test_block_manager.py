@@ -64,6 +64,18 @@ def test_leaves_a_freed_table_readable_for_a_step_under_way() -> None:
     assert sequence.block_table == []
 
 
+def test_keeps_a_block_until_its_last_holder_lets_go() -> None:
+    manager = BlockManager(num_blocks=4, block_size=4)
+    first, second = make_sequence("first"), make_sequence("second")
+    manager.allocate(first, 1)
+    second.block_table = list(first.block_table)
+    manager._ref_counts[0] += 1
+    manager.free(first)
+    assert manager.num_free_blocks == 3
+    manager.free(second)
+    assert manager.num_free_blocks == 4
+
+
 def test_takes_nothing_when_too_few_blocks_are_free() -> None:
     manager = BlockManager(num_blocks=2, block_size=4)
     sequence = make_sequence("greedy")
