@@ -78,6 +78,11 @@ class _Stream:
     def has_failed(self) -> bool:
         return self._error is not None
 
+    @property
+    def is_drained(self) -> bool:
+        """Everything has come and everything has been taken."""
+        return not (self.unfinished or self._pending or self._error)
+
     def put(self, output: Output) -> None:
         """Add one output; a reader that is too far behind loses its stream."""
         if output.error is not None:
@@ -213,7 +218,7 @@ class EngineClient:
         self._streams.update(dict.fromkeys(ids, stream))
         try:
             self._send(Add(tuple(requests)))
-            while stream.unfinished:
+            while not stream.is_drained:
                 yield await stream.take()
         finally:
             self._drop(ids)
@@ -345,7 +350,7 @@ class EngineClient:
 
     def _send(self, message: ClientMessage) -> None:
         """At once or not at all: then the connection is lost, and the monitor about to say so."""
-        sent = self._socket.send(encode(message), zmq.DONTWAIT)
+        sent = asyncio.ensure_future(self._socket.send(encode(message), zmq.DONTWAIT))
         if isinstance(sent.exception(), zmq.Again) and self._engine is not None:
             self._lose("the engine process has ended")
 

@@ -20,10 +20,11 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import FrameType
 from typing import cast
 
 import msgspec
@@ -118,7 +119,7 @@ class EngineHost:
             self._beat()
 
     def _receive(self) -> None:
-        """Handle all that has come; with nothing else to do, wait for it until a heartbeat is due."""
+        """Handle all that has come. With nothing else to do, wait for it, or for a heartbeat."""
         if not self._engine.has_work and not self._socket.poll(int(HEARTBEAT_S * 1000)):
             return
         while True:
@@ -247,7 +248,7 @@ class HostConfigError(Exception):
 
 
 @contextmanager
-def bound_socket(path: Path) -> Iterator[zmq.Socket[bytes]]:
+def bound_socket(path: Path) -> Generator[zmq.Socket[bytes]]:
     """A ROUTER bound to `path`, in a directory that only its owner can enter.
 
     Raises:
@@ -292,6 +293,10 @@ def load_engine(engine: str, options: Mapping[str, object]) -> SteppedEngine:
     return factory(options)
 
 
+def _exit(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(0)  # wherever it stands: there is nothing to save, and the clients see it end
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM (0), a broken engine (1) or a hopeless configuration (78, EX_CONFIG)."""
     parser = argparse.ArgumentParser(prog="backends.host", description="Run one engine.")
@@ -300,7 +305,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--options", type=json.loads, default={}, help="the engine's own, as JSON")
     parsed = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _exit)
     try:
         # Bound before the model is loaded: a path in use shows at once, and clients can queue up.
         with bound_socket(parsed.socket) as socket:

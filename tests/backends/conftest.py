@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
+COUNTING = "tests.backends.counting_engine:open_engine"
 
 
 class EngineProcess:
@@ -60,10 +61,14 @@ class EngineProcesses:
         self._directory = directory
         self._started: list[EngineProcess] = []
 
-    def start(
-        self, *, engine: str = "tests.backends.counting_engine:open_engine", **options: object
+    def start(self, *, engine: str = COUNTING, **options: object) -> EngineProcess:
+        return self.start_on(
+            self._directory / f"{len(self._started)}.sock", engine=engine, **options
+        )
+
+    def start_on(
+        self, socket_path: Path, *, engine: str = COUNTING, **options: object
     ) -> EngineProcess:
-        socket_path = self._directory / f"{len(self._started)}.sock"
         process = EngineProcess(socket_path, engine, options)
         self._started.append(process)
         return process

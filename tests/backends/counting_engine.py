@@ -10,7 +10,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from native_engine.errors import DuplicateRequest, InvalidTokenId, QueueFull, RequestTooLong
+from native_engine.errors import (
+    DuplicateRequest,
+    EngineError,
+    InvalidTokenId,
+    QueueFull,
+    RequestTooLong,
+)
 from native_engine.types import (
     EngineInfo,
     EngineRequest,
@@ -73,11 +79,15 @@ class CountingEngine:
     def add(self, request: EngineRequest) -> None:
         if request.request_id in self._waiting or request.request_id in self._running:
             raise DuplicateRequest(f"request {request.request_id} is queued or running")
+        if not request.prompt_token_ids:
+            raise EngineError("the prompt is empty")
         if len(request.prompt_token_ids) >= self._options.max_model_len:
             raise RequestTooLong(f"{len(request.prompt_token_ids)} tokens do not fit")
         if not all(0 <= token < self._options.vocab_size for token in request.prompt_token_ids):
             raise InvalidTokenId(f"token ids go from 0 to {self._options.vocab_size - 1}")
-        if len(self._waiting) >= self._options.max_waiting:
+        if len(self._waiting) + len(self._running) >= (
+            self._options.max_num_seqs + self._options.max_waiting
+        ):
             raise QueueFull(f"{len(self._waiting)} requests are waiting")
         self._waiting[request.request_id] = _Sequence(request)
 
