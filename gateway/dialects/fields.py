@@ -37,11 +37,11 @@ _EXPECTED = {
 }
 _CONSTRAINTS = {  # pydantic's error type -> (what must hold, OpenAI's code)
     "missing": ("is required", "missing_required_parameter"),
-    "greater_than_equal": ("must be at least {ge:.15g}", "{number}_below_min_value"),
-    "less_than_equal": ("must be at most {le:.15g}", "{number}_above_max_value"),
-    "greater_than": ("must be greater than {gt:.15g}", "{number}_below_min_value"),
-    "less_than": ("must be less than {lt:.15g}", "{number}_above_max_value"),
-    "too_short": ("must have at least {min_length} item(s)", "empty_array"),
+    "greater_than_equal": ("must be at least {ge}", "{number}_below_min_value"),
+    "less_than_equal": ("must be at most {le}", "{number}_above_max_value"),
+    "greater_than": ("must be greater than {gt}", "{number}_below_min_value"),
+    "less_than": ("must be less than {lt}", "{number}_above_max_value"),
+    "too_short": ("must have at least {min_length} item", "empty_array"),
     "too_long": ("must have at most {max_length} items", "array_above_max_length"),
     "string_too_short": ("must not be an empty string", "empty_string"),
     "string_too_long": ("must have at most {max_length} characters", "string_above_max_length"),
@@ -194,12 +194,17 @@ def _invalid(error: ErrorDetails, param: str) -> InvalidRequest:
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind in _CONSTRAINTS:
         rule, code = _CONSTRAINTS[kind]
-        code = code.format(number="decimal" if isinstance(value, float) else "integer")
-        rule = rule.format(**context)
+        is_decimal = any(isinstance(bound, float) for bound in context.values())
+        code = code.format(number="decimal" if is_decimal else "integer")
+        rule = rule.format(**{name: _bound(bound) for name, bound in context.items()})
     else:
         rule, code = f"must be {_EXPECTED.get(kind) or error['msg']}", "invalid_type"
     got = "" if kind in _SPEAK_FOR_THEMSELVES else f", got {_shown(value)}"
     return InvalidRequest(f"{param} {rule}{got}.", param=param, code=code)
+
+
+def _bound(value: object) -> object:
+    return f"{value:g}" if isinstance(value, float) else value
 
 
 def _json(value: object) -> str:

@@ -7,9 +7,10 @@ nothing (`UNBUILT`), or unknown, which is passed on as `extra`. Knows neither di
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from backends.types import SamplingParams
 from gateway.dialects.fields import Body, Unbuilt
@@ -78,7 +79,11 @@ UNBUILT: Unbuilt = {
 
 
 def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        return cast("list[object]", value)
+    raise PydanticCustomError("stop_type", "a string or an array of strings")
 
 
 StopStrings = Annotated[
@@ -104,7 +109,7 @@ class GenerationFields(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=_MAX_INT32)] = 0  # 0 and -1: off
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] = Field(

@@ -26,9 +26,9 @@ MAX_STOP_SEQUENCES = 4
 MAX_STOP_CHARS = 1024
 MAX_TOP_N_TOKENS = 5
 
-_U32 = Annotated[int, Field(ge=0, lt=2**32)]
-_U64 = Annotated[int, Field(ge=0, lt=2**64)]
-_I32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+_U32 = Annotated[int, Field(ge=0, le=2**32 - 1)]
+_U64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
+_I32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 
 _UNBUILT: Unbuilt = {
     "repetition_penalty": (1,),
