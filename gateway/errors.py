@@ -178,11 +178,20 @@ class RateLimited(ClientError):
     type = "requests"
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, retry_after_s: float, dimension: str, limit: str) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float,
+        dimension: str,
+        limit: str,
+        headers: tuple[tuple[str, str], ...] = (),
+    ) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
         self.dimension = dimension
         self.limit = limit
+        self.headers = headers  # `x-ratelimit-*`: every answer to a limited tenant carries them
 
 
 class QuotaExhausted(RateLimited):
