@@ -24,11 +24,15 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """One process to keep alive. `environment` is added to the supervisor's own."""
+    """One process to keep alive.
+
+    `environment` is added to the supervisor's own; `pass_fds` are open files that it inherits.
+    """
 
     name: str
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    pass_fds: tuple[int, ...] = ()
     stop_timeout_s: float = 30.0  # from SIGTERM until SIGKILL
 
 
@@ -166,6 +170,7 @@ class _Keeper:
             self._process = await asyncio.create_subprocess_exec(
                 *child.command,
                 env=os.environ | child.environment,
+                pass_fds=child.pass_fds,
                 start_new_session=True,  # a Ctrl-C in the terminal is for the supervisor alone
                 preexec_fn=_die_with(os.getpid()),
             )
