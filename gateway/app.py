@@ -17,6 +17,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Lifespan
 
 from backends.base import Backend
 from backends.registry import BackendSpec, open_backend
@@ -47,6 +48,11 @@ def build_app(settings: Settings, drain: Drain) -> Starlette:
         async with open_services(settings, load(settings.policy), drain) as services:
             yield {"services": services}
 
+    return assemble(lifespan)
+
+
+def assemble(lifespan: Lifespan[Starlette] | None = None) -> Starlette:
+    """Routes, middleware and the last resort for errors; `lifespan` provides the services."""
     return Starlette(
         routes=build_routes(),
         lifespan=lifespan,

@@ -129,7 +129,7 @@ class Call:
 
     def record(self) -> None:
         """The last word on this request: metrics, span, log line."""
-        tenant = self.principal.tenant.tenant_id if self.principal else OTHER
+        tenant = self.principal.tenant.name if self.principal else OTHER
         model = self.decision.model if self.decision and self.decision.model else OTHER
         self.services.metrics.record(
             RequestRecord(

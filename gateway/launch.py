@@ -11,7 +11,7 @@ import asyncio
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -26,7 +26,7 @@ from gateway.supervisor import Child, Supervisor
 
 BACKLOG = 2048
 
-Announce = Callable[[str, Policy], None]
+Announce = Callable[[str, Policy], Awaitable[None]]
 """Takes the base URL and the policy."""
 
 
@@ -107,4 +107,4 @@ async def _announce_when_ready(host: str, port: int, policy: Policy, announce: A
         ):
             with attempt:
                 (await client.get("/readyz")).raise_for_status()
-    announce(base_url, policy)
+    await announce(base_url, policy)

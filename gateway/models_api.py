@@ -94,7 +94,7 @@ async def tokenize(request: Request) -> Response:
 
 async def _authenticate(request: Request, services: Services) -> Principal:
     secret = bearer(request.headers.items())
-    return await services.directory.authenticate(secret, services.wall_clock())
+    return await services.directory.authenticate(secret, now_s=services.wall_clock())
 
 
 async def _tokenizer(
@@ -103,7 +103,7 @@ async def _tokenizer(
     """The backend that would serve this model, if it has a tokenizer."""
     statuses = {name: await backend.status() for name, backend in services.backends.items()}
     facts = Facts(
-        tenant=principal.tenant.tenant_id,
+        tenant=principal.tenant.name,
         plan=principal.tenant.plan,
         model=model,
         endpoint="generate",

@@ -42,7 +42,7 @@ from gateway.responses import EventStream, run_while_connected, send_reply
 from gateway.telemetry import tracing
 from gateway.tenancy.keys import bearer
 from gateway.tenancy.leases import Lease
-from gateway.tenancy.limits import claims_for, rate_limit_headers
+from gateway.tenancy.limits import claims_for, rate_headers
 from gateway.tenancy.tenants import Principal
 
 log = logging.getLogger("turnout.pipeline")
@@ -91,7 +91,7 @@ class GenerationEndpoint:
             if services.drain.is_draining:
                 raise Draining("This server is shutting down; send the request again.")
             secret = bearer(headers.items())
-            principal = await services.directory.authenticate(secret, services.wall_clock())
+            principal = await services.directory.authenticate(secret, now_s=services.wall_clock())
             call.principal = principal
             check_media_type(headers)
             body = await read_body(
@@ -119,7 +119,7 @@ class GenerationEndpoint:
             tokens = prompt_tokens + await _answer_tokens(services, request, decision)
             claims = claims_for(decision.limits, principal, tokens)
             async with services.leases.acquire(call.stamp.request_id, claims) as lease:
-                call.limit_headers = rate_limit_headers(lease.states)
+                call.limit_headers = rate_headers(lease.states)
                 call.admitted_s = call.elapsed_s()
                 call.prompt_tokens = prompt_tokens
                 async with aclosing(_attempts(call, request, decision, lease)) as events:
@@ -131,7 +131,7 @@ class GenerationEndpoint:
                         await send_reply(send, reply, call.headers())
         except RateLimited as error:
             services.metrics.limit_rejections.labels(
-                principal.tenant.tenant_id, error.limit, error.dimension
+                principal.tenant.name, error.limit, error.dimension
             ).inc()
             await self._refuse(call, error, send)
         except (GatewayError, BackendError) as error:
@@ -162,7 +162,7 @@ async def _route(
     services = call.services
     health = {name: (await backend.status()).state for name, backend in services.backends.items()}
     facts = Facts(
-        tenant=principal.tenant.tenant_id,
+        tenant=principal.tenant.name,
         plan=principal.tenant.plan,
         model=request.model,
         endpoint=call.endpoint,

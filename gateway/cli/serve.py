@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,10 +57,10 @@ def serve(
     )
     logs.configure(settings.log_level, as_json=settings.log_json)
 
-    def announce(base_url: str, policy: Policy) -> None:
+    async def announce(base_url: str, policy: Policy) -> None:
         typer.echo(f"\nTurnout serves {', '.join(policy.models)} on {base_url}")
         if demo:
-            typer.echo(_introduce(settings, base_url, policy.default_model))
+            typer.echo(await _introduce(settings, base_url, policy))
 
     try:
         exit_code = asyncio.run(launch.run(settings, announce))
@@ -67,3 +68,23 @@ def serve(
         typer.echo(f"turnout: {error}", err=True)
         raise typer.Exit(os.EX_CONFIG) from error
     raise typer.Exit(exit_code)
+
+
+async def _introduce(settings: Settings, base_url: str, policy: Policy) -> str:
+    """The demo tenant's key, if it is new, and how to use it."""
+    from gateway.tenancy.database import Directory  # SQLAlchemy: 0.25 s, for `--demo` only
+
+    directory = await Directory.open(settings.home)
+    try:
+        if any(tenant.name == DEMO for tenant in await directory.tenants()):
+            return (
+                f"Tenant {DEMO} exists; its key was shown when it was created. "
+                f"Another one: turnout keys create {DEMO}"
+            )
+        plan = DEMO if DEMO in policy.plans else next(iter(policy.plans))
+        await directory.create_tenant(DEMO, plan=plan)
+        key, _ = await directory.create_key(DEMO, name="first", now_s=time.time())
+    finally:
+        await directory.aclose()
+    head = f"Tenant {DEMO} was created. Its key, shown this once: {key}\n"
+    return head + SNIPPETS.format(base_url=base_url, key=key, model=policy.default_model)
