@@ -125,9 +125,9 @@ def _holds_amount(operation: str, found: Any, value: Any) -> bool:
         case "le":
             return bool(found <= value)
         case "len":
-            return len(found) == value
+            return bool(len(found) == value)
         case "minlen":
-            return len(found) >= value
+            return bool(len(found) >= value)
         case "keys":
             return sorted(found) == sorted(value)
         case _:
