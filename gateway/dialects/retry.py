@@ -1,4 +1,4 @@
-"""The headers that tell a client when to come back, the same in every dialect."""
+"""The headers an error carries, the same in every dialect: above all, when to come back."""
 
 from __future__ import annotations
 
@@ -23,17 +23,23 @@ def error_headers(error: GatewayError) -> Headers:
     OpenAI's clients give up at once over 120 s, and on `x-should-retry: false`.
     """
     match error:
-        case RateLimited() | Overloaded() | Draining():
-            wait_s = max(error.retry_after_s, 0.0)
-            headers = (
-                ("retry-after", str(math.ceil(wait_s))),
-                ("retry-after-ms", str(math.ceil(wait_s * 1000))),
-            )
-            pointless = (("x-should-retry", "false"),) if isinstance(error, QuotaExhausted) else ()
-            return headers + pointless
+        case QuotaExhausted():
+            pointless = ("x-should-retry", "false")
+            return (*_retry_after(error.retry_after_s), pointless, *error.headers)
+        case RateLimited():
+            return (*_retry_after(error.retry_after_s), *error.headers)
+        case Overloaded() | Draining():
+            return _retry_after(error.retry_after_s)
         case Unauthenticated():
             return (("www-authenticate", "Bearer"),)
         case MethodNotAllowed():
             return (("allow", ", ".join(error.allowed)),)
         case _:
             return ()
+
+
+def _retry_after(wait_s: float) -> Headers:
+    return (
+        ("retry-after", str(math.ceil(wait_s))),
+        ("retry-after-ms", str(math.ceil(wait_s * 1000))),
+    )
