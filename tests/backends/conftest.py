@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ COUNTING = "tests.backends.counting_engine:open_engine"
 class EngineProcess:
     """`python -m backends.host` around the counting engine, or another."""
 
-    def __init__(self, socket_path: Path, engine: str, options: dict[str, object]) -> None:
+    def __init__(self, socket_path: Path, engine: str, options: Mapping[str, object]) -> None:
         self.socket_path = socket_path
         self._command = [
             sys.executable,
@@ -61,15 +61,17 @@ class EngineProcesses:
         self._directory = directory
         self._started: list[EngineProcess] = []
 
-    def start(self, *, engine: str = COUNTING, **options: object) -> EngineProcess:
-        return self.start_on(
-            self._directory / f"{len(self._started)}.sock", engine=engine, **options
-        )
+    def start(self, **options: object) -> EngineProcess:
+        return self.start_on(self._directory / f"{len(self._started)}.sock", options=options)
 
     def start_on(
-        self, socket_path: Path, *, engine: str = COUNTING, **options: object
+        self,
+        socket_path: Path,
+        *,
+        engine: str = COUNTING,
+        options: Mapping[str, object] | None = None,
     ) -> EngineProcess:
-        process = EngineProcess(socket_path, engine, options)
+        process = EngineProcess(socket_path, engine, options or {})
         self._started.append(process)
         return process
 

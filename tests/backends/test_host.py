@@ -283,5 +283,7 @@ def test_refuses_a_path_longer_than_a_socket_has(engines: EngineProcesses, tmp_p
     assert engines.start_on(tmp_path / ("x" * 120)).wait() == os.EX_CONFIG
 
 
-def test_refuses_an_engine_it_does_not_know(engines: EngineProcesses) -> None:
-    assert engines.start(engine="unknown").wait() == os.EX_CONFIG
+def test_refuses_an_engine_it_does_not_know(engines: EngineProcesses, tmp_path: Path) -> None:
+    process = engines.start_on(tmp_path / "engine.sock", engine="unknown")
+
+    assert process.wait() == os.EX_CONFIG
