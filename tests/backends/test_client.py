@@ -22,7 +22,7 @@ from backends.errors import (
 )
 from backends.messages import Output
 from native_engine.types import EngineRequest, FinishReason, SamplingParams
-from tests.backends.conftest import EngineProcess, EngineProcesses
+from tests.backends.conftest import CountingProcess, EngineProcesses
 from tests.backends.waiting import until
 
 ENDLESS = 90_000
@@ -400,7 +400,7 @@ async def test_sees_each_life_of_the_engine_through(
         await _restart(process, client)
 
 
-async def _restart(process: EngineProcess, client: EngineClient) -> None:
+async def _restart(process: CountingProcess, client: EngineClient) -> None:
     process.kill()
     await until(lambda: client.state is BackendState.STARTING)
     process.restart()

@@ -27,7 +27,7 @@ from backends.types import (
     Usage,
 )
 from tests.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
-from tests.backends.conftest import EngineProcess, EngineProcesses
+from tests.backends.conftest import CountingProcess, EngineProcesses
 from tests.backends.waiting import until
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -44,7 +44,7 @@ class Reciter:
     def open(self, **options: object) -> LocalBackend:
         return self.open_on(self._engines.start(vocab_size=VOCAB_SIZE, **options))
 
-    def open_on(self, process: EngineProcess) -> LocalBackend:
+    def open_on(self, process: CountingProcess) -> LocalBackend:
         client = EngineClient(process.socket_path)
         backend = LocalBackend("reciter", client, byte_tokenizer(), now=self._now)
         self._opened.append(backend)
