@@ -58,9 +58,13 @@ LINGER_MS = 200  # for the last aborts to leave
 class Patience:
     """How long a client waits for what."""
 
-    start_s: float = 30.0  # a request, for an engine that is loading
-    restart_s: float = 60.0  # after a death, until the engine counts as down and not as starting
-    silence_s: float = 15.0  # for a sign of life; one step on a busy CPU can take some seconds
+    start_timeout_s: float = 30.0  # a request, for an engine that is loading
+    restart_timeout_s: float = (
+        60.0  # after a death, until the engine counts as down and not as starting
+    )
+    silence_timeout_s: float = (
+        15.0  # for a sign of life; one step on a busy CPU can take some seconds
+    )
 
 
 class _Stream:
@@ -160,7 +164,7 @@ class EngineClient:
         if self._engine is not None:
             return BackendState.READY
         is_new = not self._instance
-        if is_new or self._clock() - self._lost_at_s < self._patience.restart_s:
+        if is_new or self._clock() - self._lost_at_s < self._patience.restart_timeout_s:
             return BackendState.STARTING
         return BackendState.DOWN
 
@@ -191,14 +195,14 @@ class EngineClient:
             BackendUnavailable: it is down, or took too long.
         """
         try:
-            async with asyncio.timeout(self._patience.start_s):
+            async with asyncio.timeout(self._patience.start_timeout_s):
                 while self._engine is None:
                     if self.state is BackendState.DOWN:
                         raise BackendUnavailable(self._detail)
                     await self._ready.wait()
         except TimeoutError:
             raise BackendUnavailable(
-                f"{self._detail}; waited {self._patience.start_s:g} s for it"
+                f"{self._detail}; waited {self._patience.start_timeout_s:g} s for it"
             ) from None
         return self._engine
 
@@ -261,7 +265,7 @@ class EngineClient:
             self._handle(frame)
 
     async def _watch_silence(self) -> None:
-        silence_s = self._patience.silence_s
+        silence_s = self._patience.silence_timeout_s
         while True:
             await asyncio.sleep(silence_s / 4)
             if self._engine is not None and self._clock() - self._heard_at_s > silence_s:

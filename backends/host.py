@@ -47,11 +47,11 @@ from backends.messages import (
     encode,
     max_total_tokens,
 )
+from backends.spec import BackendConfigError
 from native_engine.errors import (
     DuplicateRequest,
     EngineError,
     InvalidTokenId,
-    ModelFileError,
     QueueFull,
     RequestTooLong,
 )
@@ -59,7 +59,7 @@ from native_engine.types import EngineInfo, EngineRequest, SequenceOutput, Stepp
 
 logger = logging.getLogger(__name__)
 
-ENGINES = {"native": "native_engine.launch:open_engine"}
+ENGINES = {"native": "backends.native_process:open_engine"}
 """Name -> `module:function`, imported only when asked for. The function takes the options."""
 
 HEARTBEAT_S = 0.5
@@ -243,29 +243,27 @@ def _rejected(
     )
 
 
-class HostConfigError(Exception):
-    """The command line cannot work, however often it is tried."""
-
-
 @contextmanager
 def bound_socket(path: Path) -> Generator[zmq.Socket[bytes]]:
     """A ROUTER bound to `path`, in a directory that only its owner can enter.
 
     Raises:
-        HostConfigError: the path is too long, the directory open to others, or another process
+        BackendConfigError: the path is too long, the directory open to others, or another process
         serves here.
     """
     if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-        raise HostConfigError(f"{path}: longer than the {MAX_SOCKET_PATH_BYTES} bytes a socket has")
+        raise BackendConfigError(
+            f"{path}: longer than the {MAX_SOCKET_PATH_BYTES} bytes a socket has"
+        )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.parent.stat().st_mode & 0o077:
-        raise HostConfigError(f"{path.parent}: open to others; chmod 700 it")
+        raise BackendConfigError(f"{path.parent}: open to others; chmod 700 it")
     # ZeroMQ takes a path over from whoever is bound to it. The lock goes with the process.
     with path.with_name(path.name + ".lock").open("w") as lock, zmq.Context() as context:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise HostConfigError(f"{path}: another engine process serves here") from None
+            raise BackendConfigError(f"{path}: another engine process serves here") from None
         with context.socket(zmq.ROUTER) as socket:
             socket.setsockopt(zmq.SNDHWM, 0)  # a slow client must not stop the others
             socket.setsockopt(zmq.RCVHWM, 0)
@@ -278,19 +276,22 @@ def load_engine(engine: str, options: Mapping[str, object]) -> SteppedEngine:
     """Build an engine by its name in `ENGINES` or by `module:function`.
 
     Raises:
-        HostConfigError: there is no such engine.
-        Exception: whatever the engine's own function raises.
+        BackendConfigError: there is no such engine, or not with these options, this model or on
+        this machine.
     """
     module, colon, function = ENGINES.get(engine, engine).partition(":")
     if not colon:
-        raise HostConfigError(
+        raise BackendConfigError(
             f"no engine is named {engine!r}; there are {', '.join(ENGINES)}, or module:function"
         )
     factory = cast(
         Callable[[Mapping[str, object]], SteppedEngine],
         getattr(importlib.import_module(module), function),
     )
-    return factory(options)
+    try:
+        return factory(options)
+    except EngineError as error:
+        raise BackendConfigError(str(error)) from error
 
 
 def _exit(_number: int, _frame: FrameType | None) -> None:
@@ -314,7 +315,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             gc.freeze()  # weights and modules live as long as the process: never scan them again
             logger.info("serving %s on %s", engine.info.description, parsed.socket)
             EngineHost(engine, socket).run()
-    except (HostConfigError, ModelFileError) as error:
+    except BackendConfigError as error:
         logger.error("%s", error)
         return os.EX_CONFIG
     except Exception:

@@ -6,10 +6,10 @@ Knows no engine and no file format.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -37,38 +37,49 @@ class BackendConfigError(ValueError):
     """A backend's configuration cannot work. The message names backend, key and remedy."""
 
 
-def read_options(kind: type[Options], values: Mapping[str, OptionValue], *, where: str) -> Options:
+def read_options(
+    kind: type[Options],
+    values: Mapping[str, OptionValue],
+    *,
+    where: str,
+    given: Mapping[str, object] | None = None,
+) -> Options:
     """Make a `kind` of `values`; `where` is the backend's name for messages.
 
-    Every field of `kind` is one scalar and has a default.
+    Every field of `kind` is one scalar with a default, but for those `given` from elsewhere, which
+    are no options.
 
     Raises:
         BackendConfigError: an unknown key, a value of another type, or one out of range.
     """
-    known = get_type_hints(kind)
+    given = given or {}
+    known = {name: hint for name, hint in get_type_hints(kind).items() if name not in given}
     for name, value in values.items():
         if name not in known:
-            raise BackendConfigError(f"{where}: no option is named {name!r}{_hint(name, kind)}")
+            raise BackendConfigError(f"{where}: no option is named {name!r}; {_hint(name, known)}")
         if not _fits(value, known[name]):
-            expected = getattr(known[name], "__name__", known[name])
             raise BackendConfigError(
-                f"{where}: option {name!r} must be {expected}, not {type(value).__name__} {value!r}"
+                f"{where}: option {name!r} must be {_words(known[name])}, not {value!r}"
             )
     try:
-        return kind(**values)
+        return kind(**values, **given)
     except ValueError as error:
         raise BackendConfigError(f"{where}: {error}") from error
 
 
 def _fits(value: OptionValue, expected: object) -> bool:
+    if get_origin(expected) is Literal:
+        return value in get_args(expected)
     if isinstance(value, bool):  # which Python counts as int
         return expected is bool
-    return isinstance(value, expected if isinstance(expected, type) else ()) or (
-        expected is float and isinstance(value, int)
-    )
+    return type(value) is expected or (expected is float and isinstance(value, int))
 
 
-def _hint(name: str, kind: type[Options]) -> str:
-    names = [field.name for field in fields(kind)]
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
+def _words(expected: object) -> str:
+    choices = [repr(choice) for choice in get_args(expected)]
+    return f"one of {', '.join(choices)}" if choices else getattr(expected, "__name__", "a value")
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"

@@ -71,10 +71,11 @@ class Supervisor:
         self._exit_code = 0
 
     async def run(self) -> int:
-        """Until SIGTERM or SIGINT, or until a child says that restarting it is of no use.
+        """Until SIGTERM or SIGINT, or until a child's first start ends with `os.EX_CONFIG`, its
+        word that starting it again is of no use.
 
         A second signal kills at once. Returns the exit code: 0 after an ordered stop, 1 if a child
-        had to be killed, and otherwise what the hopeless child exited with (78, `os.EX_CONFIG`).
+        had to be killed, `os.EX_CONFIG` (78) if one was hopeless.
         """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -97,7 +98,8 @@ class Supervisor:
         return [keeper for stage in self._stages for keeper in stage]
 
     async def _keep(self, keeper: _Keeper) -> None:
-        if await keeper.run() == os.EX_CONFIG and not self._stop.is_set():
+        await keeper.run()
+        if keeper.is_hopeless:
             self._exit_code = os.EX_CONFIG
             self._stop.set()
 
@@ -115,6 +117,7 @@ class _Keeper:
     """One child through all its lives."""
 
     def __init__(self, child: Child, backoff: Backoff, clock: Callable[[], float]) -> None:
+        self.is_hopeless = False  # by its own word, on its first start
         self.was_killed = False  # by us, because it did not stop when told
         self._child = child
         self._backoff = backoff
@@ -123,20 +126,18 @@ class _Keeper:
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
 
-    async def run(self) -> int:
-        """Start it again and again until it is stopped or hopeless; returns its last exit code."""
+    async def run(self) -> None:
+        """Start it again and again, until it is stopped or hopeless."""
         delay_s = 0.0
         try:
-            while True:
+            while not self._stopping.is_set():
                 started_s = self._clock()
                 exit_code = await self._live()
-                if self._stopping.is_set() or exit_code == os.EX_CONFIG:
-                    return exit_code
+                if exit_code == os.EX_CONFIG and not delay_s:
+                    self.is_hopeless = True
+                    return
                 delay_s = self._backoff.next_delay_s(delay_s, self._clock() - started_s)
-                logger.warning("%s starts again in %.1f s", self._child.name, delay_s)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), delay_s)
-                    return exit_code
+                await self._pause(delay_s)
         finally:
             self._ended.set()
 
@@ -162,6 +163,12 @@ class _Keeper:
         with contextlib.suppress(ProcessLookupError):  # it ended just now
             self._process.send_signal(number)
         return True
+
+    async def _pause(self, delay_s: float) -> None:
+        if not self._stopping.is_set():
+            logger.warning("%s starts again in %.1f s", self._child.name, delay_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), delay_s)
 
     async def _live(self) -> int:
         """One life, from start to exit; returns the exit code, negative for a signal."""

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,19 +15,24 @@ REPOSITORY = Path(__file__).parents[2]
 COUNTING = "tests.backends.counting_engine:open_engine"
 
 
-class EngineProcess:
-    """`python -m backends.host` around the counting engine, or another."""
+def counting_command(
+    socket_path: Path, options: Mapping[str, object], *, engine: str = COUNTING
+) -> tuple[str, ...]:
+    return (
+        sys.executable,
+        "-m",
+        "backends.host",
+        f"--socket={socket_path}",
+        f"--engine={engine}",
+        f"--options={json.dumps(options)}",
+    )
 
-    def __init__(self, socket_path: Path, engine: str, options: dict[str, object]) -> None:
-        self.socket_path = socket_path
-        self._command = [
-            sys.executable,
-            "-m",
-            "backends.host",
-            f"--socket={socket_path}",
-            f"--engine={engine}",
-            f"--options={json.dumps(options)}",
-        ]
+
+class EngineProcess:
+    """An engine process that a test may end, and start again, as it likes."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
         self._process = self._start()
 
     @property
@@ -54,22 +59,33 @@ class EngineProcess:
         return subprocess.Popen(self._command, cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": "."})
 
 
+class CountingProcess(EngineProcess):
+    """One around the counting engine."""
+
+    def __init__(self, command: Sequence[str], socket_path: Path) -> None:
+        super().__init__(command)
+        self.socket_path = socket_path
+
+
 class EngineProcesses:
     """Starts engine processes and ends whatever is left of them."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._started: list[EngineProcess] = []
+        self._started: list[CountingProcess] = []
 
-    def start(self, *, engine: str = COUNTING, **options: object) -> EngineProcess:
-        return self.start_on(
-            self._directory / f"{len(self._started)}.sock", engine=engine, **options
-        )
+    def start(self, **options: object) -> CountingProcess:
+        return self.start_on(self._directory / f"{len(self._started)}.sock", options=options)
 
     def start_on(
-        self, socket_path: Path, *, engine: str = COUNTING, **options: object
-    ) -> EngineProcess:
-        process = EngineProcess(socket_path, engine, options)
+        self,
+        socket_path: Path,
+        *,
+        engine: str = COUNTING,
+        options: Mapping[str, object] | None = None,
+    ) -> CountingProcess:
+        command = counting_command(socket_path, options or {}, engine=engine)
+        process = CountingProcess(command, socket_path)
         self._started.append(process)
         return process
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from native_engine.errors import (
     DuplicateRequest,
@@ -34,6 +34,7 @@ class Options:
     max_model_len: int = 100_000
     vocab_size: int = 1_000
     step_s: float = 0.0  # how long a forward pass takes
+    starts_from_seed: bool = False  # added to the last token of the prompt
     breaks_on_token: int = -1  # the engine cannot go on once it draws this token
     errors_on_token: int = -1  # only the sequence that draws this token ends with an error
 
@@ -41,11 +42,8 @@ class Options:
 @dataclass(slots=True)
 class _Sequence:
     request: EngineRequest
+    last_token: int
     num_generated: int = 0
-    next_token: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.next_token = self.request.prompt_token_ids[-1]
 
 
 class CountingEngine:
@@ -89,7 +87,10 @@ class CountingEngine:
             self._options.max_num_seqs + self._options.max_waiting
         ):
             raise QueueFull(f"{len(self._waiting)} requests are waiting")
-        self._waiting[request.request_id] = _Sequence(request)
+        offset = request.sampling.seed if self._options.starts_from_seed else 0
+        self._waiting[request.request_id] = _Sequence(
+            request, request.prompt_token_ids[-1] + offset
+        )
 
     def abort(self, request_id: str) -> None:
         self._waiting.pop(request_id, None)
@@ -117,7 +118,7 @@ class CountingEngine:
 
     def _advance(self, sequence: _Sequence) -> SequenceOutput:
         request, sampling = sequence.request, sequence.request.sampling
-        sequence.next_token = token_id = (sequence.next_token + 1) % self._options.vocab_size
+        sequence.last_token = token_id = (sequence.last_token + 1) % self._options.vocab_size
         if token_id == self._options.breaks_on_token:
             raise RuntimeError(f"token {token_id} breaks this engine")
         if token_id == self._options.errors_on_token:

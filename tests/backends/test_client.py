@@ -22,7 +22,7 @@ from backends.errors import (
 )
 from backends.messages import Output
 from native_engine.types import EngineRequest, FinishReason, SamplingParams
-from tests.backends.conftest import EngineProcess, EngineProcesses
+from tests.backends.conftest import CountingProcess, EngineProcesses
 from tests.backends.waiting import until
 
 ENDLESS = 90_000
@@ -351,7 +351,7 @@ async def test_waits_for_an_engine_that_is_starting(
 
 
 async def test_waits_for_an_engine_no_longer_than_told(clients: Clients, tmp_path: Path) -> None:
-    client = clients.open(tmp_path / "none.sock", patience=Patience(start_s=0.01))
+    client = clients.open(tmp_path / "none.sock", patience=Patience(start_timeout_s=0.01))
 
     error = await error_of(client.stream([request()]))
 
@@ -363,7 +363,7 @@ async def test_refuses_at_once_when_the_engine_is_down(
     engines: EngineProcesses, clients: Clients
 ) -> None:
     process = engines.start()
-    client = clients.open(process.socket_path, patience=Patience(restart_s=0.0))
+    client = clients.open(process.socket_path, patience=Patience(restart_timeout_s=0.0))
     await client.until_ready()
 
     process.kill()
@@ -376,7 +376,7 @@ async def test_an_engine_that_hangs_is_given_up_and_taken_back_when_it_wakes(
     engines: EngineProcesses, clients: Clients
 ) -> None:
     process = engines.start(step_s=0.001)
-    client = clients.open(process.socket_path, patience=Patience(silence_s=0.5))
+    client = clients.open(process.socket_path, patience=Patience(silence_timeout_s=0.5))
     stream = client.stream([request(max_tokens=ENDLESS)])
     await anext(stream)
 
@@ -400,7 +400,7 @@ async def test_sees_each_life_of_the_engine_through(
         await _restart(process, client)
 
 
-async def _restart(process: EngineProcess, client: EngineClient) -> None:
+async def _restart(process: CountingProcess, client: EngineClient) -> None:
     process.kill()
     await until(lambda: client.state is BackendState.STARTING)
     process.restart()

@@ -26,7 +26,7 @@ from backends.messages import (
     encode,
 )
 from native_engine.types import EngineRequest, EngineStats, FinishReason, SamplingParams
-from tests.backends.conftest import EngineProcess, EngineProcesses
+from tests.backends.conftest import CountingProcess, EngineProcesses
 
 TIMEOUT_MS = 10_000
 
@@ -34,7 +34,7 @@ TIMEOUT_MS = 10_000
 class Peer:
     """The bare other end of an engine process's socket."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], process: EngineProcess) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], process: CountingProcess) -> None:
         self._socket = context.socket(zmq.DEALER)
         self._socket.connect(f"ipc://{process.socket_path}")
 
@@ -75,7 +75,7 @@ class Peers:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._connected: list[Peer] = []
 
-    def connect(self, process: EngineProcess) -> Peer:
+    def connect(self, process: CountingProcess) -> Peer:
         peer = Peer(self._context, process)
         self._connected.append(peer)
         return peer
@@ -283,5 +283,7 @@ def test_refuses_a_path_longer_than_a_socket_has(engines: EngineProcesses, tmp_p
     assert engines.start_on(tmp_path / ("x" * 120)).wait() == os.EX_CONFIG
 
 
-def test_refuses_an_engine_it_does_not_know(engines: EngineProcesses) -> None:
-    assert engines.start(engine="unknown").wait() == os.EX_CONFIG
+def test_refuses_an_engine_it_does_not_know(engines: EngineProcesses, tmp_path: Path) -> None:
+    process = engines.start_on(tmp_path / "engine.sock", engine="unknown")
+
+    assert process.wait() == os.EX_CONFIG
