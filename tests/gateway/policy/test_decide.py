@@ -151,6 +151,23 @@ def test_refuses_when_no_route_matches_keeping_the_trace() -> None:
     assert decision.decision_id.endswith("/!no_route")
 
 
+@pytest.mark.parametrize(
+    ("match", "key"),
+    [
+        ("{model: team/big, tenant: x}", "model"),
+        ("{tenant: acme}", "tenant"),
+        ("{plan: free, endpoint: generate}", "plan"),
+        ("{endpoint: [completions, generate]}", "endpoint"),
+        ("{stream: true, prompt_tokens: {over: 8k}}", "stream"),
+        ("{prompt_tokens: {under: 100}}", "prompt_tokens"),
+        ("{prompt_tokens: {between: [100, 100]}}", "matched"),
+    ],
+)
+def test_traces_the_first_key_that_does_not_hold(match: str, key: str) -> None:
+    text = TEXT.replace("{model: chat, prompt_tokens: {over: 8k}}", match)
+    assert decide(parse(text, "p"), facts(), ALL_READY).trace[0] == ("long-prompts", key)
+
+
 def test_lists_the_models_of_a_plan() -> None:
     assert allowed_models(policy(), "free") == ("chat",)
     assert allowed_models(policy(), "pro") == ("chat", "team/big")

@@ -5,9 +5,9 @@ from gateway.policy.problems import PolicyError, Problem, Span, nearest
 TEXT = "version: 1\nroutes:\n\t- fallbacks: [a]\x1b[31m\n"
 
 
-def problem(line: int, column: int, width: int = 1, **more: str) -> Problem:
+def problem(line: int, column: int, width: int = 1, *, hint: str = "", write: str = "") -> Problem:
     span = Span(line=line, column=column, width=width)
-    return Problem(code="bad-value", message="no", span=span, **more)
+    return Problem(code="bad-value", message="no", span=span, hint=hint, write=write)
 
 
 def test_shows_place_excerpt_caret_hint_and_what_to_write() -> None:
