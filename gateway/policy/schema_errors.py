@@ -6,12 +6,9 @@ The one module that knows both the schema and the tree of positions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from gateway.policy.problems import Problem, Refusal, Span, did_you_mean, nearest
@@ -137,11 +134,9 @@ def _bad_value(root: Node, path: Path, error: ErrorDetails) -> Problem:
         hint = did_you_mean(suggestion)
     elif kind == "too_short":
         message, write = "must not be empty", _example(path)
-    elif kind in _WANTED:
-        message = f"{shown} is not {_WANTED[kind]}"
-        write = _converted(kind, value, node.source) or _example(path)
     else:
-        message = error["msg"]
+        message = f"{shown} is not {_WANTED[kind]}" if kind in _WANTED else error["msg"]
+        write = _converted(kind, value, node.source) or _example(path)
     return Problem(
         code="bad-value",
         message=f"{place(root, path)}: {message}",
@@ -191,30 +186,17 @@ def _example(path: Path) -> str:
 def _model_at(path: Path) -> type[BaseModel] | None:
     """The pydantic model that describes the map at `path`."""
     model: type[BaseModel] | None = PolicyFile
-    entered_container = False
-    for step in path:
-        if entered_container:  # a name under `backends:`, an index under `routes:`
-            entered_container = False
-            continue
-        field: FieldInfo | None = model.model_fields.get(str(step)) if model else None
-        model, entered_container = _described_by(field.annotation if field else None)
+    steps = iter(path)
+    for step in steps:
+        field = model.model_fields.get(str(step)) if model else None
+        annotation = field.annotation if field else None
+        model = _model_in(annotation)
+        if get_origin(annotation) in (list, dict):
+            next(steps, None)  # an index under `routes:`, a name under `backends:`
     return model
 
 
-def _described_by(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    """The model inside an annotation, and whether it sits in a list or dict."""
+def _model_in(annotation: object) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation, False
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (UnionType, Union, Annotated):
-        return _first(_described_by(each) for each in arguments)
-    if origin in (list, dict):
-        model, _ = _described_by(arguments[-1])
-        return model, True
-    return None, False
-
-
-def _first(
-    found: Iterable[tuple[type[BaseModel] | None, bool]],
-) -> tuple[type[BaseModel] | None, bool]:
-    return next((each for each in found if each[0] is not None), (None, False))
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
