@@ -1,0 +1,68 @@
+"""What the tests of limit stores share: opening each kind, and the claims they make."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from gateway.stores.base import Claim, Dimension, Granted, LimitStore, Refused
+from gateway.stores.memory import MemoryStore
+from gateway.stores.sqlite import SqliteStore
+from tests.clock import FakeClock
+
+KINDS = ("memory", "sqlite")
+TTL_S = 600.0  # longer than what a test lets pass, unless it is about expiry
+MINUTE_START_S = 1_000_020.0  # a multiple of 60
+
+
+@asynccontextmanager
+async def opened(kind: str, clock: FakeClock) -> AsyncIterator[LimitStore]:
+    with tempfile.TemporaryDirectory() as directory:
+        store: LimitStore
+        if kind == "memory":
+            store = MemoryStore(clock=clock)
+        else:
+            store = await SqliteStore.open(Path(directory) / "limits.db", clock=clock)
+        try:
+            yield store
+        finally:
+            await store.aclose()
+
+
+def requests(amount: int, *, limit: str = "rpm", window_s: int = 60) -> Claim:
+    return _claim(limit, Dimension.REQUESTS, amount, window_s, cost=1)
+
+
+def tokens(amount: int, cost: int, *, limit: str = "tpm", window_s: int = 60) -> Claim:
+    return _claim(limit, Dimension.TOKENS, amount, window_s, cost=cost)
+
+
+def slots(amount: int) -> Claim:
+    return _claim("slots", Dimension.CONCURRENCY, amount, 0, cost=1)
+
+
+def _claim(limit: str, dimension: Dimension, amount: int, window_s: int, *, cost: int) -> Claim:
+    return Claim(
+        limit=limit,
+        scope="tenant:acme",
+        dimension=dimension,
+        amount=amount,
+        window_s=window_s,
+        cost=cost,
+    )
+
+
+async def granted(
+    store: LimitStore, lease_id: str, *claims: Claim, ttl_s: float = TTL_S
+) -> Granted:
+    outcome = await store.reserve(lease_id, claims, ttl_s)
+    assert isinstance(outcome, Granted)
+    return outcome
+
+
+async def refused(store: LimitStore, *claims: Claim) -> Refused:
+    outcome = await store.reserve("refused", claims, TTL_S)
+    assert isinstance(outcome, Refused)
+    return outcome

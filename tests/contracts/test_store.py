@@ -1,0 +1,279 @@
+"""What every limit store must do, whatever it keeps its counters in."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from gateway.stores.base import Granted, LimitStore, Refused, Usage
+from tests.clock import FakeClock
+from tests.contracts.stores import (
+    KINDS,
+    MINUTE_START_S,
+    TTL_S,
+    granted,
+    opened,
+    refused,
+    requests,
+    slots,
+    tokens,
+)
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(MINUTE_START_S)
+
+
+@pytest.fixture(params=KINDS)
+async def store(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[LimitStore]:
+    async with opened(request.param, clock) as store:
+        yield store
+
+
+async def test_a_reservation_counts_against_the_limit_before_anything_is_settled(
+    store: LimitStore,
+) -> None:
+    """Case Q-TPM-RACE: usage that counts only at the end lets every concurrent request pass."""
+    outcome = await granted(store, "a", tokens(300, 100))
+    assert [state.remaining for state in outcome.states] == [200]
+    await granted(store, "b", tokens(300, 100))
+    await granted(store, "c", tokens(300, 100))
+    verdict = await refused(store, tokens(300, 100))
+    assert [state.remaining for state in verdict.states] == [0]
+
+
+async def test_of_fifty_at_once_as_many_are_granted_as_fit(store: LimitStore) -> None:
+    """Case Q-TPM-RACE: 50 times 7 tokens on 100 a minute is 14 grants, never 15."""
+    outcomes = await asyncio.gather(
+        *(store.reserve(f"lease-{i}", (tokens(100, 7),), TTL_S) for i in range(50))
+    )
+    assert sum(isinstance(outcome, Granted) for outcome in outcomes) == 14
+
+
+async def test_a_refusal_consumes_nothing_in_any_limit(store: LimitStore) -> None:
+    """Case Q-REJECT-CONSUMES: refused for concurrency, it must not have used a request."""
+    await granted(store, "a", requests(2), slots(1))
+    before = await store.usage()
+    verdict = await refused(store, requests(2), slots(1))
+    assert verdict.by == slots(1)
+    assert await store.usage() == before
+    await store.settle("a", tokens=0)
+    outcome = await granted(store, "c", requests(2), slots(1))
+    assert outcome.states[0].remaining == 0
+
+
+async def test_settling_corrects_the_reservation_to_the_actual_tokens(store: LimitStore) -> None:
+    """Cases Q-CHARGE-ONE and Q-STREAM-TPM: remaining falls by the usage, not by one or zero."""
+    await granted(store, "a", tokens(1000, 400))
+    assert await store.settle("a", tokens=130)
+    outcome = await granted(store, "b", tokens(1000, 0))
+    assert outcome.states[0].remaining == 870
+
+
+async def test_twenty_short_answers_fit_a_limit_that_holds_five_reservations(
+    store: LimitStore,
+) -> None:
+    """Case Q-RESERVE-STREAM: what was reserved and not used comes back at once, every time."""
+    for i in range(20):
+        await granted(store, f"lease-{i}", tokens(1000, 200))
+        await store.settle(f"lease-{i}", tokens=10)
+    (usage,) = await store.usage()
+    assert (usage.used, usage.reserved) == (200, 0)
+
+
+async def test_settling_more_than_was_reserved_is_counted_in_full(store: LimitStore) -> None:
+    await granted(store, "a", tokens(100, 10))
+    await store.settle("a", tokens=150)
+    verdict = await refused(store, tokens(100, 1))
+    assert verdict.states[0].remaining == 0  # never negative
+    assert (await store.usage())[0].used == 150
+
+
+async def test_settling_gives_the_slot_back_and_keeps_the_request(store: LimitStore) -> None:
+    await granted(store, "a", requests(5), tokens(100, 30), slots(1))
+    await store.settle("a", tokens=20)
+    usages = {usage.counter: (usage.used, usage.reserved) for usage in await store.usage()}
+    assert usages == {requests(5).counter: (1, 0), tokens(100, 30).counter: (20, 0)}
+
+
+async def test_releasing_leaves_no_trace(store: LimitStore) -> None:
+    await granted(store, "a", requests(5), tokens(100, 30), slots(1))
+    assert await store.release("a")
+    assert await store.usage() == ()
+
+
+async def test_a_lease_ends_once(store: LimitStore) -> None:
+    await granted(store, "a", tokens(100, 30))
+    assert await store.settle("a", tokens=10)
+    assert not await store.settle("a", tokens=10)
+    assert not await store.release("a")
+    assert not await store.extend("a", TTL_S)
+    assert (await store.usage())[0].used == 10
+
+
+async def test_a_lease_id_in_use_is_refused_and_reserves_nothing(store: LimitStore) -> None:
+    await granted(store, "a", tokens(100, 30))
+    with pytest.raises(ValueError, match="in use"):
+        await store.reserve("a", (tokens(100, 30),), TTL_S)
+    assert (await store.usage())[0].reserved == 30
+
+
+async def test_two_claims_on_one_counter_are_refused(store: LimitStore) -> None:
+    with pytest.raises(ValueError, match="same counter"):
+        await store.reserve("a", (tokens(100, 30), tokens(100, 30)), TTL_S)
+
+
+async def test_a_lease_without_claims_is_granted_and_ends(store: LimitStore) -> None:
+    assert (await granted(store, "a")).states == ()
+    assert await store.settle("a", tokens=10)
+
+
+async def test_an_expired_lease_gives_everything_back(store: LimitStore, clock: FakeClock) -> None:
+    await granted(store, "a", requests(5), tokens(100, 30), slots(1), ttl_s=30.0)
+    clock.advance(30.0)
+    assert await store.usage() == ()
+    assert not await store.settle("a", tokens=30)
+
+
+async def test_an_extended_lease_outlives_its_first_expiry(
+    store: LimitStore, clock: FakeClock
+) -> None:
+    await granted(store, "a", slots(1), ttl_s=30.0)
+    clock.advance(20.0)
+    assert await store.extend("a", 30.0)
+    clock.advance(20.0)
+    assert (await refused(store, slots(1))).by == slots(1)
+
+
+async def test_the_correction_goes_to_the_window_of_the_reservation(
+    store: LimitStore, clock: FakeClock
+) -> None:
+    await granted(store, "a", tokens(100, 80))
+    clock.advance(90.0)  # half of the next window: half of the last one still counts
+    await store.settle("a", tokens=20)
+    assert (await store.usage())[0].used == 10
+
+
+async def test_a_correction_to_a_window_long_gone_changes_nothing_now(
+    store: LimitStore, clock: FakeClock
+) -> None:
+    await granted(store, "a", tokens(100, 80))
+    clock.advance(300.0)
+    await granted(store, "b", tokens(100, 5))
+    await store.settle("b", tokens=5)
+    assert await store.settle("a", tokens=20)
+    assert await store.usage() == (Usage(counter=tokens(100, 5).counter, used=5, reserved=0),)
+
+
+async def test_the_last_window_fades_as_the_next_one_passes(
+    store: LimitStore, clock: FakeClock
+) -> None:
+    await granted(store, "a", tokens(100, 90))
+    await store.settle("a", tokens=90)
+    remaining = []
+    for _ in range(4):
+        clock.advance(30.0)
+        outcome = await granted(store, f"probe-{clock.now_s}", tokens(100, 0))
+        remaining.append(outcome.states[0].remaining)
+    assert remaining == [10, 10, 55, 100]
+
+
+async def test_reset_tells_when_the_limit_is_whole_again(
+    store: LimitStore, clock: FakeClock
+) -> None:
+    clock.advance(15.0)
+    outcome = await granted(store, "a", tokens(100, 90), slots(2))
+    assert [state.reset_s for state in outcome.states] == [105.0, 0.0]
+    await store.settle("a", tokens=90)
+    clock.advance(105.0)
+    assert await store.usage() == ()
+
+
+async def test_a_cost_over_the_whole_amount_never_fits(store: LimitStore) -> None:
+    assert (await refused(store, tokens(100, 101))).retry_after_s == math.inf
+
+
+async def test_the_claim_with_the_longest_wait_is_the_one_reported(store: LimitStore) -> None:
+    short = requests(1, limit="burst", window_s=10)
+    long = requests(1, limit="slow", window_s=60)
+    await granted(store, "a", short, long)
+    verdict = await refused(store, short, long)
+    assert verdict.by == long
+
+
+async def test_raising_or_lowering_an_amount_keeps_what_was_used(store: LimitStore) -> None:
+    """Case Q-RESET: the documented rule; another window is another counter and begins at zero."""
+    await granted(store, "a", tokens(1000, 900))
+    await store.settle("a", tokens=900)
+    assert (await refused(store, tokens(500, 1))).states[0].remaining == 0
+    assert (await granted(store, "b", tokens(2000, 0))).states[0].remaining == 1100
+    hourly = tokens(500, 0, window_s=3600)
+    assert (await granted(store, "c", hourly)).states[0].remaining == 500
+
+
+async def test_a_clock_stepping_back_neither_refills_nor_locks(
+    store: LimitStore, clock: FakeClock
+) -> None:
+    """Case Q-CLOCK-STEP: an hour back counts as no time, and time goes on from there."""
+    for i in range(3):
+        await granted(store, f"lease-{i}", requests(10))
+    clock.advance(-3600.0)
+    assert (await granted(store, "d", requests(10))).states[0].remaining == 6
+    clock.advance(-11.0)
+    assert (await granted(store, "e", requests(10))).states[0].remaining == 5
+    for i in range(5):
+        await granted(store, f"more-{i}", requests(10))
+    verdict = await refused(store, requests(10))
+    assert verdict.retry_after_s <= 66.001  # the window, and a tenth of the next for one of ten
+    clock.advance(verdict.retry_after_s)
+    await granted(store, "f", requests(10))
+
+
+async def test_a_lease_does_not_expire_when_the_clock_steps_back(
+    store: LimitStore, clock: FakeClock
+) -> None:
+    """Case Q-CLOCK-STEP: and it does expire its own time after."""
+    await granted(store, "a", slots(1), ttl_s=30.0)
+    clock.advance(-3600.0)
+    await refused(store, slots(1))
+    clock.advance(29.9)
+    await refused(store, slots(1))
+    clock.advance(0.1)
+    await granted(store, "b", slots(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(
+    amount=st.integers(1, 50),
+    costs=st.lists(st.tuples(st.integers(1, 20), st.integers(0, 90_000)), max_size=12),
+    cost=st.integers(1, 50),
+)
+def test_waiting_as_long_as_told_makes_the_claim_fit_and_a_moment_less_does_not(
+    kind: str, amount: int, costs: list[tuple[int, int]], cost: int
+) -> None:
+    async def scenario() -> None:
+        clock = FakeClock(MINUTE_START_S)
+        async with opened(kind, clock) as store:
+            for i, (earlier, gap_ms) in enumerate(costs):
+                await store.reserve(f"lease-{i}", (tokens(amount, earlier),), 1e6)
+                clock.advance(gap_ms / 1000)
+            outcome = await store.reserve("probe", (tokens(amount, cost),), 1e6)
+            if isinstance(outcome, Granted):
+                return
+            if cost > amount:
+                assert outcome.retry_after_s == math.inf
+                return
+            assert 0 < outcome.retry_after_s <= 120.001
+            clock.advance(max(0.0, outcome.retry_after_s - 0.002))
+            early = await store.reserve("early", (tokens(amount, cost),), 1e6)
+            assert isinstance(early, Refused)
+            clock.advance(early.retry_after_s)
+            await granted(store, "probe", tokens(amount, cost))
+
+    asyncio.run(scenario())
