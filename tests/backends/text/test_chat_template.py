@@ -7,8 +7,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from backends.errors import BackendRejected
-from backends.text import chat_template
-from backends.text.chat_template import ChatTemplate
+from backends.text.chat_template import MAX_RENDERED_CHARS, ChatTemplate
 from backends.types import ChatPrompt, Message
 from native_engine.errors import ModelFileError
 from tests.backends.text.tiny import CHATML
@@ -142,13 +141,13 @@ def test_a_template_that_fails_refuses_the_messages(source: str) -> None:
         template(source).render(turn("x"), now=midnight)
 
 
-def test_bounds_what_a_template_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_what_a_template_writes() -> None:
     """I-CHAT-TEMPLATE-DOS"""
-    monkeypatch.setattr(chat_template, "MAX_RENDERED_CHARS", 1000)
-    endless = "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}"
-    with pytest.raises(BackendRejected, match="more than 1000 characters"):
-        template(endless).render(turn("x"), now=midnight)
-    assert len(template("{{ 'x' * 1000 }}").render(turn("x"), now=midnight)) == 1000
+    loop = "{%% for i in range(%d) %%}{{ 'x' * 1000 }}{%% endfor %%}"
+    with pytest.raises(BackendRejected, match=f"more than {MAX_RENDERED_CHARS} characters"):
+        template(loop % 100_000).render(turn("x"), now=midnight)
+    most = template(loop % (MAX_RENDERED_CHARS // 1000)).render(turn("x"), now=midnight)
+    assert len(most) == MAX_RENDERED_CHARS
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,11 @@ def test_families_that_add_a_bos_by_habit_do_so_unless_told_not_to(tmp_path: Pat
     assert told_not_to.encoder.encode("Paris").ids[0] != IM_START
 
 
+def test_a_family_that_normalizes_does_so_before_encoding(tmp_path: Path) -> None:
+    encoder = read_gguf(save_gguf(tmp_path / "m.gguf", pre="qwen2")).encoder
+    assert encoder.encode("e\u0301").ids == encoder.encode("\u00e9").ids
+
+
 def test_unused_entries_are_no_part_of_the_vocabulary(tmp_path: Path) -> None:
     encoder = trained_encoder()
     size = encoder.get_vocab_size()
