@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from backends.base import BackendStatus, Tokenizing
 from backends.errors import BackendError
+from gateway.authenticate import authenticate
 from gateway.body import check_media_type, read_body
 from gateway.call import Services
 from gateway.dialects.base import Reply
@@ -24,7 +25,6 @@ from gateway.health import services_of
 from gateway.pipeline import rejection
 from gateway.policy.decide import allowed_models, decide
 from gateway.policy.model import Facts, Policy, Route
-from gateway.tenancy.keys import bearer
 from gateway.tenancy.tenants import Principal
 
 STARTED_S = 0
@@ -35,7 +35,7 @@ async def list_models(request: Request) -> Response:
     """`GET /v1/models`: what the key's plan may use."""
     services = services_of(request)
     try:
-        principal = await _authenticate(request, services)
+        principal = await authenticate(services, request.scope)
     except GatewayError as error:
         return _response(openai_error_reply(error))
     names = allowed_models(services.policy, principal.tenant.plan)
@@ -47,7 +47,7 @@ async def show_model(request: Request) -> Response:
     services = services_of(request)
     name = request.path_params["model"]
     try:
-        principal = await _authenticate(request, services)
+        principal = await authenticate(services, request.scope)
         if name not in allowed_models(services.policy, principal.tenant.plan):
             raise ModelNotFound(name)
     except GatewayError as error:
@@ -74,7 +74,7 @@ async def tokenize(request: Request) -> Response:
     services = services_of(request)
     body = b""
     try:
-        principal = await _authenticate(request, services)
+        principal = await authenticate(services, request.scope)
         check_media_type(request.headers)
         body = await read_body(
             request.headers,
@@ -90,11 +90,6 @@ async def tokenize(request: Request) -> Response:
         return _response(tokenize_error(error, body))
     except BackendError as error:
         return _response(tokenize_error(from_backend(error), body))
-
-
-async def _authenticate(request: Request, services: Services) -> Principal:
-    secret = bearer(request.headers.items())
-    return await services.directory.authenticate(secret, now_s=services.wall_clock())
 
 
 async def _tokenizer(

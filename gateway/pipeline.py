@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 from backends.base import Tokenizing
 from backends.errors import BackendError, BackendProtocolError, BackendRejected, BackendTimeout
 from backends.types import UNLIMITED_TOKENS, Event, Finished, GenerationRequest
+from gateway.authenticate import authenticate
 from gateway.body import ClientGone, check_media_type, read_body
 from gateway.call import Call, Services
 from gateway.dialects.base import Dialect, Exchange, Stamp, StreamEncoder
@@ -40,7 +41,6 @@ from gateway.policy.decide import decide
 from gateway.policy.model import Decision, Facts, Reject, RejectReason, Timeouts
 from gateway.responses import EventStream, run_while_connected, send_reply
 from gateway.telemetry import tracing
-from gateway.tenancy.keys import bearer
 from gateway.tenancy.leases import Lease
 from gateway.tenancy.limits import claims_for, rate_headers
 from gateway.tenancy.tenants import Principal
@@ -63,12 +63,11 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services: Services = scope["state"]["services"]
-        headers = Headers(scope=scope)
         call = Call(
             services=services,
             endpoint=self.name,
             path=self.path,
-            span=services.tracing.server_span("POST", self.path, headers),
+            span=services.tracing.server_span("POST", self.path, Headers(scope=scope)),
             stamp=Stamp(
                 request_id=secrets.token_hex(12),
                 created_s=int(services.wall_clock()),
@@ -79,20 +78,19 @@ class GenerationEndpoint:
         )
         services.drain.num_active += 1
         try:
-            await self.serve(call, headers, receive, send)
+            await self.serve(call, scope, receive, send)
         finally:
             services.drain.num_active -= 1
             call.record()
 
-    async def serve(self, call: Call, headers: Headers, receive: Receive, send: Send) -> None:
+    async def serve(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         """One request, from its headers to its last byte."""
         services = call.services
+        headers = Headers(scope=scope)
         try:
             if services.drain.is_draining:
                 raise Draining("This server is shutting down; send the request again.")
-            secret = bearer(headers.items())
-            principal = await services.directory.authenticate(secret, now_s=services.wall_clock())
-            call.principal = principal
+            call.principal = principal = await authenticate(services, scope)
             check_media_type(headers)
             body = await read_body(
                 headers,
