@@ -1,0 +1,1 @@
+"""The `turnout` command. Modules here import nothing heavy at import time: `--help` is instant."""
