@@ -78,13 +78,13 @@ def _deadlines_too_short(policy: Policy, root: Node) -> Iterator[Problem]:
 
 def _covers(policy: Policy, earlier: Match, later: Match) -> bool:
     """Whether every request that `later` matches is matched by `earlier` too."""
-    return (
-        _names(policy.models, later.models) <= _names(policy.models, earlier.models)
-        and _names(policy.plans, later.plans) <= _names(policy.plans, earlier.plans)
+    return (  # cheap questions first: this is asked of every pair of routes
+        earlier.stream in (None, later.stream)
         and _patterns_cover(earlier.tenants, later.tenants)
         and (not earlier.endpoints or _within(later.endpoints, earlier.endpoints))
-        and earlier.stream in (None, later.stream)
         and _range_covers(earlier, later)
+        and _names(policy.models, later.models) <= _names(policy.models, earlier.models)
+        and _names(policy.plans, later.plans) <= _names(policy.plans, earlier.plans)
     )
 
 

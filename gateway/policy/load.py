@@ -35,6 +35,8 @@ from gateway.policy.schema import (
 from gateway.policy.schema_errors import problems_of
 from gateway.policy.yaml_nodes import read
 
+__all__ = ["DEFAULT_TIMEOUTS", "PRIORITIES", "PolicyError", "load", "parse"]
+
 PRIORITIES = {"low": -1, "normal": 0, "high": 1}
 
 # Where neither the route nor `defaults.timeout` says it. A CPU answers a full queue of short chats

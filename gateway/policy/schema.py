@@ -53,7 +53,7 @@ def _model_name(value: str) -> str:
 def _one_or_many(value: object) -> object:
     if isinstance(value, dict):
         raise Refusal("not-supported-yet", "conditions such as {not: …} are not supported yet")
-    return value if isinstance(value, list) else [value]
+    return cast(object, value) if isinstance(value, list) else [value]
 
 
 def _fallback(value: object) -> object:

@@ -18,7 +18,7 @@ from yaml.reader import ReaderError
 from gateway.policy.problems import Problem, Span
 
 # A policy of 1,000 routes has about 20,000 values; 50 levels are ten times what the language has.
-MAX_NODES = 100_000
+MAX_NODES = 50_000
 MAX_DEPTH = 50
 
 Scalar = str | int | float | bool | None
