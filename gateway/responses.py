@@ -8,6 +8,7 @@ Source: the WHATWG HTML standard, section "Server-sent events"; ASGI 3.0 HTTP me
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine, Iterable
 
 from starlette.types import Receive, Send
@@ -58,7 +59,12 @@ class EventStream:
         self._keep_alive_s = keep_alive_s
         self._lock = asyncio.Lock()
         self._num_sent = 0
-        self.has_started = False
+        self._started = asyncio.Event()
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the status is committed."""
+        return self._started.is_set()
 
     async def write(self, data: bytes) -> None:
         """Send one or more whole events."""
@@ -77,7 +83,8 @@ class EventStream:
 
     async def keep_alive(self) -> None:
         """Run beside the writer until cancelled."""
-        await asyncio.sleep(self._hold_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._started.wait(), self._hold_s)
         async with self._lock:
             await self._start()
         while True:
@@ -88,7 +95,7 @@ class EventStream:
 
     async def _start(self) -> None:
         if not self.has_started:
-            self.has_started = True
+            self._started.set()
             await self._send(
                 {"type": "http.response.start", "status": 200, "headers": self._headers}
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,20 +19,16 @@ from gateway.catalog import (
     missing_bytes,
     model_path,
 )
+from gateway.config import data_dir
 from gateway.pull import pull
 
 app = typer.Typer(no_args_is_help=True, help="List and pull models.")
 
 
-def home_dir() -> Path:
-    """Where databases, secrets and models live."""
-    return Path(os.environ.get("TURNOUT_HOME") or ".turnout")
-
-
 @app.command("list")
 def list_models() -> None:
     """List the models of the catalog and whether they are on this disk."""
-    home = home_dir()
+    home = data_dir()
     for model in CATALOG.values():
         typer.echo(
             f"{model.name:24} {model.size_bytes / 1e6:5.0f} MB  {model.license:10} "
@@ -58,7 +53,7 @@ def pull_model(
             typer.echo(model.terms)
         pull(
             model,
-            home_dir(),
+            data_dir(),
             _ConsoleReporter(console),
             sources=(source,) if source else (),
             force=force,
