@@ -17,6 +17,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from kernels.cpu.paged_attention import paged_attention_cpu
 from kernels.dispatch import Op
 
 
@@ -97,10 +98,28 @@ def _context(cache: Tensor, block_table: Tensor, context_len: int) -> Tensor:
     return blocks.transpose(0, 1).flatten(1, 2)[:, :context_len]
 
 
+def _paged_attention_cpu(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+) -> Tensor:
+    return paged_attention_cpu(
+        query,
+        key_cache,
+        value_cache,
+        metadata.block_tables,
+        metadata.query_lens,
+        metadata.context_lens_host,
+        scale,
+    )
+
+
 _op = Op(
     "paged_attention",
     reference=paged_attention_reference,
-    cpu=paged_attention_reference,
+    cpu=_paged_attention_cpu,
     triton=paged_attention_reference,
 )
 
