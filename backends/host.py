@@ -9,7 +9,6 @@ between them.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gc
 import importlib
 import json
@@ -20,8 +19,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -30,6 +28,7 @@ from typing import cast
 import msgspec
 import zmq
 
+from backends.host_socket import bound_socket
 from backends.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -63,7 +62,6 @@ ENGINES = {"native": "backends.native_process:open_engine"}
 """Name -> `module:function`, imported only when asked for. The function takes the options."""
 
 HEARTBEAT_S = 0.5
-MAX_SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un, less its closing zero
 
 _KINDS: Mapping[type[EngineError], RejectionKind] = {
     RequestTooLong: RejectionKind.TOO_LONG,
@@ -241,35 +239,6 @@ def _rejected(
         max_tokens=request.sampling.max_tokens,
         max_total_tokens=max_total_tokens(engine),
     )
-
-
-@contextmanager
-def bound_socket(path: Path) -> Generator[zmq.Socket[bytes]]:
-    """A ROUTER bound to `path`, in a directory that only its owner can enter.
-
-    Raises:
-        BackendConfigError: the path is too long, the directory open to others, or another process
-        serves here.
-    """
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-        raise BackendConfigError(
-            f"{path}: longer than the {MAX_SOCKET_PATH_BYTES} bytes a socket has"
-        )
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.parent.stat().st_mode & 0o077:
-        raise BackendConfigError(f"{path.parent}: open to others; chmod 700 it")
-    # ZeroMQ takes a path over from whoever is bound to it. The lock goes with the process.
-    with path.with_name(path.name + ".lock").open("w") as lock, zmq.Context() as context:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BackendConfigError(f"{path}: another engine process serves here") from None
-        with context.socket(zmq.ROUTER) as socket:
-            socket.setsockopt(zmq.SNDHWM, 0)  # a slow client must not stop the others
-            socket.setsockopt(zmq.RCVHWM, 0)
-            socket.setsockopt(zmq.LINGER, 1000)  # ms for the last words after a crash
-            socket.bind(f"ipc://{path}")
-            yield socket
 
 
 def load_engine(engine: str, options: Mapping[str, object]) -> SteppedEngine:

@@ -184,6 +184,30 @@ async def test_closing_aborts_every_choice(reciter: Reciter) -> None:
     await until_idle(backend)
 
 
+async def test_a_request_tried_again_gets_nothing_of_its_first_try(reciter: Reciter) -> None:
+    """Outputs of the first try can still be on their way when the second begins."""
+    backend = reciter.open()
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    for _ in range(50):
+        async with aclosing(backend.generate(request("a", sampling=sampling))) as stream:
+            await anext(stream)
+
+        tokens, _ = await run(backend, request("a", max_tokens=5))
+
+        assert text_of(tokens) == "bcdef"
+
+
+async def test_encodes_many_short_prompts_outside_the_loop(reciter: Reciter) -> None:
+    """E-LONG-PROMPT-BLOCKS-LOOP."""
+    backend = reciter.open()
+    reciter.template_threads.clear()
+    prompt = ChatPrompt(messages=(Message(role="user", content="x" * 100),))
+
+    await backend.count_tokens((prompt,) * 50)
+
+    assert "MainThread" not in reciter.template_threads
+
+
 async def test_reports_logprobs_when_asked(reciter: Reciter) -> None:
     sampling = SamplingParams(temperature=0.0, logprobs=True)
 
