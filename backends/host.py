@@ -54,7 +54,13 @@ from native_engine.errors import (
     QueueFull,
     RequestTooLong,
 )
-from native_engine.types import EngineInfo, EngineRequest, SequenceOutput, SteppedEngine
+from native_engine.types import (
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    SequenceOutput,
+    SteppedEngine,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -118,8 +124,8 @@ class EngineHost:
 
     def _receive(self) -> None:
         """Handle all that has come. With nothing else to do, wait for it, or for a heartbeat."""
-        if not self._engine.has_work and not self._socket.poll(int(HEARTBEAT_S * 1000)):
-            return
+        if not self._engine.has_work:
+            self._socket.poll(max(0, int((self._next_heartbeat_s - self._clock()) * 1000)))
         while True:
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.DONTWAIT)
@@ -147,12 +153,11 @@ class EngineHost:
                 logger.info("ignored a request that came before any hello")
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION:
+            self._send(_Client(identity), WrongVersion())
+            return
         client = self._clients.setdefault(identity, _Client(identity))
-        if hello.version == PROTOCOL_VERSION:
-            self._send(client, Welcome(self._engine.info, self._instance, self._engine.stats()))
-        else:
-            self._send(client, WrongVersion())
-            self._clients.pop(identity, None)
+        self._send(client, Welcome(self._engine.info, self._instance, self._engine.stats()))
 
     def _add(self, client: _Client, requests: tuple[EngineRequest, ...]) -> None:
         added: dict[str, str] = {}
@@ -204,11 +209,10 @@ class EngineHost:
             self._send(client, heartbeat)
 
     def _fail_all(self, message: str) -> None:
-        stats = self._engine.stats()
         for client in list(self._clients.values()):
             if client.engine_ids:
                 failed = [Output(request_id, error=message) for request_id in client.engine_ids]
-                self._send(client, Outputs(failed, stats))
+                self._send(client, Outputs(failed, EngineStats()))
 
     def _send(self, client: _Client, message: HostMessage) -> None:
         try:
@@ -220,7 +224,7 @@ class EngineHost:
 
     def _forget(self, client: _Client) -> None:
         logger.info("a client has gone with %d requests", len(client.engine_ids))
-        del self._clients[client.identity]
+        self._clients.pop(client.identity, None)
         for request_id in list(client.engine_ids):
             self._abort(client, request_id)
 

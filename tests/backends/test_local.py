@@ -155,6 +155,21 @@ async def test_a_stop_string_ends_the_answer_and_the_engines_work_on_it(
     await until_idle(backend)
 
 
+async def test_drops_and_does_not_count_what_was_drawn_behind_a_stop_string(
+    reciter: Reciter,
+) -> None:
+    backend = reciter.open()
+    async with aclosing(backend.generate(request("a", max_tokens=20, stop=("ef",)))) as stream:
+        events = [await anext(stream)]
+        await until(lambda: backend._client.num_pending == 0)  # all 20 have come meanwhile
+
+        events += [event async for event in stream]
+
+    assert "".join(event.text for event in events if isinstance(event, Token)) == "bcd"
+    assert isinstance(events[-1], Finished)
+    assert events[-1].usage.completion_tokens == 5
+
+
 async def test_runs_every_child_of_every_prompt(reciter: Reciter) -> None:
     tokens, finished = await run(reciter.open(), request("a", "mm", max_tokens=3, n=2))
 
