@@ -114,7 +114,8 @@ class ChatTemplate:
             text = self.render(prompt, now=lambda: datetime(2000, 1, 1, tzinfo=UTC))
         except BackendRejected:
             return ""
-        return text.rpartition(reply)[2] if reply in text else ""
+        _, found, tail = text.rpartition(reply)
+        return tail if found else ""
 
     def _run(
         self,
@@ -126,16 +127,20 @@ class ChatTemplate:
         def strftime_now(pattern: str) -> str:
             return now().strftime(pattern)
 
-        context: dict[str, object] = {
-            **self._special_tokens,
-            **dict(prompt.template_kwargs),
-            "messages": [_as_dict(message) for message in messages],
-            "tools": None,
-            "documents": None,
-            "add_generation_prompt": add_generation_prompt,
-            "raise_exception": _raise_exception,
-            "strftime_now": strftime_now,
-        }
+        return self._write(
+            {
+                **self._special_tokens,
+                **dict(prompt.template_kwargs),
+                "messages": [_as_dict(message) for message in messages],
+                "tools": None,  # templates ask for these two by `is none`
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+                "raise_exception": _raise_exception,
+                "strftime_now": strftime_now,
+            }
+        )
+
+    def _write(self, context: Mapping[str, object]) -> str:
         pieces: list[str] = []
         num_chars = 0
         try:

@@ -57,14 +57,12 @@ def read_folder(path: Path) -> TokenizerFiles:
         path=path,
         encoder=encoder,
         bos_id=encoder.token_to_id(bos) if bos is not None else None,
-        eos_token_ids=frozenset(
-            token_id
-            for source in (
-                generation_config.get("eos_token_id"),
-                model_config.get("eos_token_id"),
-                special_tokens.get("eos_token"),
-            )
-            for token_id in _token_ids(source, encoder)
+        eos_token_ids=_eos_token_ids(
+            path,
+            encoder,
+            generation_config.get("eos_token_id"),
+            model_config.get("eos_token_id"),
+            special_tokens.get("eos_token"),
         ),
         special_tokens=special_tokens,
         chat_template=template,
@@ -120,12 +118,18 @@ def _special_tokens(*sources: Json) -> dict[str, str]:
     return found
 
 
-def _token_ids(source: object, encoder: tokenizers.Tokenizer) -> list[int]:
-    if isinstance(source, list):
-        items = cast(list[object], source)
-        return [token_id for item in items for token_id in _token_ids(item, encoder)]
-    token_id = encoder.token_to_id(source) if isinstance(source, str) else source
-    return [token_id] if isinstance(token_id, int) else []
+def _eos_token_ids(path: Path, encoder: tokenizers.Tokenizer, *sources: object) -> frozenset[int]:
+    vocabulary = encoder.get_vocab()
+    known_ids = set(vocabulary.values())
+    found: set[int] = set()
+    for source in sources:
+        for item in cast(list[object], source) if isinstance(source, list) else [source]:
+            token_id = vocabulary.get(item) if isinstance(item, str) else item
+            if isinstance(token_id, int) and token_id in known_ids:
+                found.add(token_id)
+            elif item is not None:
+                logger.warning("%s has no token %r, though it should end answers", path, item)
+    return frozenset(found)
 
 
 def _chat_template(path: Path, config: Json) -> tuple[str | None, str]:

@@ -6,6 +6,7 @@ not look at tensors. Source: the GGUF specification, ggml/docs/gguf.md (2026).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -121,9 +122,9 @@ def _encoder(metadata: _Metadata, tokens: list[str], rule: WordRule) -> tokenize
     kinds = list(zip(tokens, types, strict=True))
     vocabulary = {text: i for i, (text, kind) in enumerate(kinds) if kind != UNUSED}
     if len(vocabulary) != len(tokens) - types.count(UNUSED):
-        twice = next(text for text, i in vocabulary.items() if tokens.index(text) != i)
+        ((twice, _),) = Counter(text for text, kind in kinds if kind != UNUSED).most_common(1)
         raise metadata.error("tokens", f"holds {twice!r} twice")
-    merges = [(left, right) for left, _, right in map(_split_merge, metadata.strings("merges"))]
+    merges = [_pair(merge) for merge in metadata.strings("merges")]
     try:
         model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rule.ignore_merges)
     except Exception as error:  # tokenizers raises nothing finer
@@ -143,8 +144,9 @@ def _encoder(metadata: _Metadata, tokens: list[str], rule: WordRule) -> tokenize
     return encoder
 
 
-def _split_merge(merge: str) -> tuple[str, str, str]:
-    return merge.partition(" ")
+def _pair(merge: str) -> tuple[str, str]:
+    left, _, right = merge.partition(" ")
+    return left, right
 
 
 def _post_processor(

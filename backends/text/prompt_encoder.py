@@ -174,10 +174,10 @@ class _Memo:
         # An id takes 36 bytes, a character up to 4, an entry with its key some 500.
         size_bytes = 36 * len(ids) + 4 * num_chars + 500
         with self._lock:
-            if key in self._entries:  # another thread encoded the same prompt meanwhile
-                return
+            # Another thread may have encoded the same prompt meanwhile.
+            _, replaced_bytes = self._entries.pop(key, ((), 0))
             self._entries[key] = ids, size_bytes
-            self._num_bytes += size_bytes
+            self._num_bytes += size_bytes - replaced_bytes
             while self._num_bytes > self._max_bytes:
                 _, (_, dropped_bytes) = self._entries.popitem(last=False)
                 self._num_bytes -= dropped_bytes

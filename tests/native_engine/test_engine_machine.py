@@ -20,16 +20,26 @@ from native_engine.types import EngineRequest, FinishReason, SamplingParams, Ste
 from tests.native_engine.stub_runner import StubRunner, continuation
 
 VOCAB_SIZE = 12  # small: eos and stop ids do come up
+PROMPTS = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=14).map(tuple)
+SAMPLING = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 25),
+    temperature=st.sampled_from([0.0, 1.0]),
+    seed=st.integers(0, 3),
+    eos_token_ids=st.sampled_from([(), (), (0,), (0, 1)]),
+    stop_token_ids=st.sampled_from([(), (), (2,)]),
+    ignore_eos=st.booleans(),
+)
 
 
 class EngineMachine(RuleBasedStateMachine):
     """Keeps what each accepted request must yield, and what it has yielded so far."""
 
     @initialize(
-        num_blocks=st.integers(1, 14),
-        block_size=st.integers(1, 5),
+        num_blocks=st.integers(1, 16),
+        block_size=st.integers(1, 4),
         max_model_len=st.integers(2, 40),
-        max_num_seqs=st.integers(1, 5),
+        max_num_seqs=st.integers(1, 6),
         spare_budget=st.integers(0, 12),
         max_waiting=st.integers(0, 4),
     )
@@ -69,55 +79,28 @@ class EngineMachine(RuleBasedStateMachine):
         self.yielded: dict[str, list[int]] = {}
         self.failed_in_a_row = 0
 
-    @rule(
-        prompt=st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=30).map(tuple),
-        sampling=st.builds(
-            SamplingParams,
-            max_tokens=st.integers(1, 25),
-            temperature=st.sampled_from([0.0, 1.0]),
-            seed=st.integers(0, 3),
-            eos_token_ids=st.sampled_from([(), (0,), (0, 1)]),
-            stop_token_ids=st.sampled_from([(), (2,)]),
-            ignore_eos=st.booleans(),
-        ),
-    )
-    def add(self, prompt: tuple[int, ...], sampling: SamplingParams) -> None:
-        request_id = next(self.ids)
-        request = EngineRequest(request_id=request_id, prompt_token_ids=prompt, sampling=sampling)
-        if len(prompt) + 1 > self.max_num_tokens:
-            with pytest.raises(RequestTooLong):
-                self.engine.add(request)
-        elif len(self.live) == self.capacity:
-            with pytest.raises(QueueFull):
-                self.engine.add(request)
-        else:
-            self.engine.add(request)
-            self.live[request_id] = continuation(
-                prompt, sampling, vocab_size=VOCAB_SIZE, max_num_tokens=self.max_num_tokens
-            )
-            self.prompts[request_id] = len(prompt)
-            self.yielded[request_id] = []
+    @rule(requests=st.lists(st.tuples(PROMPTS, SAMPLING), min_size=1, max_size=4))
+    def add(self, requests: list[tuple[tuple[int, ...], SamplingParams]]) -> None:
+        for prompt, sampling in requests:
+            self.add_one(prompt, sampling)
 
     @precondition(lambda self: self.live)
-    @rule(which=st.integers(0, 8))
-    def abort(self, which: int) -> None:
-        request_id = self.pick(which)
-        self.engine.abort(request_id)
+    @rule(which=st.integers(0, 8), during_a_step=st.booleans())
+    def abort(self, which: int, during_a_step: bool) -> None:
+        request_id = list(self.live)[which % len(self.live)]
         del self.live[request_id]
+        if during_a_step:
+            self.runner.on_execute = lambda batch: self.engine.abort(request_id)
+            self.step_once()
+            self.runner.on_execute = lambda batch: None
+        else:
+            self.engine.abort(request_id)
 
-    @rule(count=st.integers(1, 6))
+    @rule(count=st.integers(1, 20))
     def step(self, count: int) -> None:
         for _ in range(count):
             self.step_once()
-
-    @precondition(lambda self: self.live)
-    @rule(which=st.integers(0, 8))
-    def step_with_an_abort_under_way(self, which: int) -> None:
-        request_id = self.pick(which)
-        del self.live[request_id]
-        self.runner.on_execute = lambda batch: self.engine.abort(request_id)
-        self.step_once()
-        self.runner.on_execute = lambda batch: None
+            self.books_balance()
 
     @precondition(lambda self: self.live and self.failed_in_a_row < MAX_FAILED_STEPS - 1)
     @rule()
@@ -161,8 +144,22 @@ class EngineMachine(RuleBasedStateMachine):
             assert steps <= bound
         assert not self.live
 
-    def pick(self, which: int) -> str:
-        return list(self.live)[which % len(self.live)]
+    def add_one(self, prompt: tuple[int, ...], sampling: SamplingParams) -> None:
+        request_id = next(self.ids)
+        request = EngineRequest(request_id=request_id, prompt_token_ids=prompt, sampling=sampling)
+        if len(prompt) + 1 > self.max_num_tokens:
+            with pytest.raises(RequestTooLong):
+                self.engine.add(request)
+        elif len(self.live) == self.capacity:
+            with pytest.raises(QueueFull):
+                self.engine.add(request)
+        else:
+            self.engine.add(request)
+            self.live[request_id] = continuation(
+                prompt, sampling, vocab_size=VOCAB_SIZE, max_num_tokens=self.max_num_tokens
+            )
+            self.prompts[request_id] = len(prompt)
+            self.yielded[request_id] = []
 
     def step_once(self) -> None:
         """Step, and hold the outputs against what each request yields alone."""

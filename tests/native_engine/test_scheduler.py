@@ -154,6 +154,18 @@ def test_never_preempts_the_oldest_however_often_the_others_were() -> None:
     assert old.status is SequenceStatus.RUNNING
 
 
+def test_blocks_taken_from_one_are_not_for_newcomers_in_the_same_step() -> None:
+    """The small one gives way to the old, then the big one to nobody: now the small one fits."""
+    bench = Bench(num_blocks=7, block_size=4, max_num_batched_tokens=100)
+    prompts = {"old": 7, "small": 1, "big": 7, "filler": 4}
+    _, _, big, filler = (bench.add(name, length) for name, length in prompts.items())
+    big.num_preemptions, filler.num_preemptions = 1, 9
+    bench.step()
+    bench.step()
+    assert bench.step() == {"old": 1, "filler": 1}
+    assert bench.step() == {"old": 1, "filler": 1, "small": 3}
+
+
 def test_a_preempted_sequence_comes_back_whole_and_first() -> None:
     bench = Bench(num_blocks=5, block_size=4, max_num_batched_tokens=100)
     old, new = bench.add("old", 8), bench.add("new", 4)
