@@ -20,15 +20,8 @@ import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
 from backends.base import BackendState
-from backends.errors import (
-    BackendError,
-    BackendOverloaded,
-    BackendProtocolError,
-    BackendRejected,
-    BackendUnavailable,
-    PromptTooLong,
-    StreamInterrupted,
-)
+from backends.collector import Collector, error_of
+from backends.errors import BackendProtocolError, BackendUnavailable
 from backends.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -40,7 +33,6 @@ from backends.messages import (
     Output,
     Outputs,
     Rejected,
-    RejectionKind,
     Welcome,
     WrongVersion,
     decode_from_host,
@@ -58,66 +50,9 @@ LINGER_MS = 200  # for the last aborts to leave
 class Patience:
     """How long a client waits for what."""
 
-    start_timeout_s: float = 30.0  # a request, for an engine that is loading
-    restart_timeout_s: float = (
-        60.0  # after a death, until the engine counts as down and not as starting
-    )
-    silence_timeout_s: float = (
-        15.0  # for a sign of life; one step on a busy CPU can take some seconds
-    )
-
-
-class _Stream:
-    """The outputs of one group of sequences that nobody has taken yet."""
-
-    def __init__(self, request_ids: Iterable[str], max_pending: int) -> None:
-        self.unfinished = set(request_ids)
-        self._max_pending = max_pending
-        self._pending: list[Output] = []
-        self._has_output = False  # ever
-        self._error: BackendError | None = None
-        self._changed = asyncio.Event()
-
-    @property
-    def has_failed(self) -> bool:
-        return self._error is not None
-
-    @property
-    def is_drained(self) -> bool:
-        """Everything has come and everything has been taken."""
-        return not (self.unfinished or self._pending or self._error)
-
-    def put(self, output: Output) -> None:
-        """Add one output; a reader that is too far behind loses its stream."""
-        if output.error is not None:
-            self.interrupt(output.error)
-            return
-        self._has_output = True
-        self._pending.append(output)
-        if output.is_last:
-            self.unfinished.discard(output.request_id)
-        if len(self._pending) > self._max_pending:
-            self._pending.clear()
-            self.interrupt(f"the answer was read more than {self._max_pending} tokens too late")
-        self._changed.set()
-
-    def interrupt(self, why: str) -> None:
-        """End it for a reason that is not the request's."""
-        self.fail(StreamInterrupted(why) if self._has_output else BackendUnavailable(why))
-
-    def fail(self, error: BackendError) -> None:
-        self._error = self._error or error
-        self._changed.set()
-
-    async def take(self) -> list[Output]:
-        """All outputs since the last call, at least one; the error once there are none left."""
-        while not self._pending:
-            if self._error is not None:
-                raise self._error
-            self._changed.clear()
-            await self._changed.wait()
-        pending, self._pending = self._pending, []
-        return pending
+    start_timeout_s: float = 30.0  # a request, for an engine that is starting
+    restart_timeout_s: float = 60.0  # after a death, until it no longer counts as starting
+    silence_timeout_s: float = 15.0  # for any word; a step on a busy CPU can take seconds
 
 
 class EngineClient:
@@ -147,7 +82,7 @@ class EngineClient:
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
         )
         self._socket.connect(f"ipc://{socket_path}")
-        self._streams: dict[str, _Stream] = {}  # by the request id of each unfinished sequence
+        self._collectors: dict[str, Collector] = {}  # by the request id of each unfinished sequence
         self._engine: EngineInfo | None = None  # None: not ready
         self._instance = ""
         self._stats = EngineStats()
@@ -186,7 +121,7 @@ class EngineClient:
     @property
     def num_pending(self) -> int:
         """Sequences that have not ended."""
-        return len(self._streams)
+        return len(self._collectors)
 
     async def until_ready(self) -> EngineInfo:
         """The engine, after a bounded wait if it is starting.
@@ -208,7 +143,8 @@ class EngineClient:
 
     async def stream(self, requests: Sequence[EngineRequest]) -> AsyncGenerator[list[Output], None]:
         """Run sequences that belong together; yields what has come since the last time, in order
-        of arrival, until each has ended. Closing it aborts what is left.
+        of arrival, until each has ended. Closing it aborts what is left. No request id may ever be
+        used again: outputs of its first use may still be on their way.
 
         Raises:
             BackendError: one of the sequences was refused or ended with an error, or the engine
@@ -216,22 +152,22 @@ class EngineClient:
         """
         await self.until_ready()
         ids = [request.request_id for request in requests]
-        if not self._streams.keys().isdisjoint(ids):
+        if not self._collectors.keys().isdisjoint(ids):
             raise BackendProtocolError(f"a request {ids[0]} is running already")
-        stream = _Stream(ids, self._max_pending)
-        self._streams.update(dict.fromkeys(ids, stream))
+        collector = Collector(ids, self._max_pending)
+        self._collectors.update(dict.fromkeys(ids, collector))
         try:
             self._send(Add(tuple(requests)))
-            while not stream.is_drained:
-                yield await stream.take()
+            while not collector.is_drained:
+                yield await collector.take()
         finally:
             self._drop(ids)
 
     def abort(self, request_id: str) -> None:
         """End one sequence of a stream early: no more of it is wanted, its siblings go on."""
-        stream = self._streams.get(request_id)
-        if stream is not None:
-            stream.unfinished.discard(request_id)
+        collector = self._collectors.get(request_id)
+        if collector is not None:
+            collector.unfinished.discard(request_id)
             self._drop([request_id])
 
     async def aclose(self) -> None:
@@ -269,8 +205,7 @@ class EngineClient:
         while True:
             await asyncio.sleep(silence_s / 4)
             if self._engine is not None and self._clock() - self._heard_at_s > silence_s:
-                self._lose(f"the engine process said nothing for {silence_s:g} s")
-                self._send(Hello())  # should it be slow, not dead, its Welcome will come
+                self._start_over(f"the engine process said nothing for {silence_s:g} s")
 
     async def _watch_connection(self) -> None:
         while True:
@@ -285,9 +220,9 @@ class EngineClient:
             message = decode_from_host(frame)
         except msgspec.MsgspecError as error:
             logger.error("the engine sent %d bytes that are no message: %s", len(frame), error)
-            self._lose("the engine process does not speak our protocol")
-            return
-        self._dispatch(message)
+            self._start_over("the engine process does not speak our protocol")
+        else:
+            self._dispatch(message)
 
     def _dispatch(self, message: HostMessage) -> None:
         match message:
@@ -310,27 +245,32 @@ class EngineClient:
 
     def _welcome(self, message: Welcome) -> None:
         if self._instance != message.instance:
-            self._lose("the engine process was replaced by another")
+            self._lose("the engine process was replaced by another")  # should nobody have said so
             logger.info("connected to %s", message.engine.description)
         self._engine, self._instance = message.engine, message.instance
         self._stats, self._detail = message.stats, ""
         self._ready.set()
 
     def _pass_on(self, output: Output) -> None:
-        stream = self._streams.get(output.request_id)
-        if stream is None:
+        collector = self._collectors.get(output.request_id)
+        if collector is None:
             return  # aborted just now: the two messages crossed
         if output.is_last:
-            del self._streams[output.request_id]
-        stream.put(output)
-        if stream.has_failed:
-            self._drop(stream.unfinished)
+            del self._collectors[output.request_id]
+        collector.put(output)
+        if collector.has_failed:
+            self._drop(collector.unfinished)
 
     def _reject(self, message: Rejected) -> None:
         for request_id in message.request_ids:
-            stream = self._streams.pop(request_id, None)
-            if stream is not None:
-                stream.fail(_error(message))
+            collector = self._collectors.pop(request_id, None)
+            if collector is not None:
+                collector.fail(error_of(message))
+
+    def _start_over(self, why: str) -> None:
+        """Give up what was asked for; should the engine be well after all, a Welcome will come."""
+        self._lose(why)
+        self._send(Hello())
 
     def _lose(self, why: str) -> None:
         """The engine is gone, or as good as gone, and with it all that it was asked for."""
@@ -339,16 +279,16 @@ class EngineClient:
         self._ready.clear()
         self._lost_at_s = self._clock()
         self._detail = why
-        if not self._streams:
+        if not self._collectors:
             return
-        logger.warning("%s; %d sequences are lost", why, len(self._streams))
-        for stream in set(self._streams.values()):
-            stream.interrupt(why)
-        self._drop(tuple(self._streams))
+        logger.warning("%s; %d sequences are lost", why, len(self._collectors))
+        for collector in set(self._collectors.values()):
+            collector.interrupt(why)
+        self._drop(tuple(self._collectors))
 
     def _drop(self, request_ids: Iterable[str]) -> None:
         """Forget these, and have the engine forget those it still works on."""
-        left = tuple(one for one in request_ids if self._streams.pop(one, None) is not None)
+        left = tuple(one for one in request_ids if self._collectors.pop(one, None) is not None)
         if left:
             self._send(Abort(left))
 
@@ -357,21 +297,3 @@ class EngineClient:
         sent = asyncio.ensure_future(self._socket.send(encode(message), zmq.DONTWAIT))
         if isinstance(sent.exception(), zmq.Again) and self._engine is not None:
             self._lose("the engine process has ended")
-
-
-def _error(message: Rejected) -> BackendError:
-    match message.kind:
-        case RejectionKind.TOO_LONG:
-            return PromptTooLong(
-                prompt_tokens=message.prompt_tokens,
-                max_tokens=message.max_tokens,
-                max_total_tokens=message.max_total_tokens,
-            )
-        case RejectionKind.INVALID_TOKEN_ID:
-            return BackendRejected(message.message, param="prompt")
-        case RejectionKind.QUEUE_FULL:
-            return BackendOverloaded(message.message)
-        case RejectionKind.DUPLICATE:
-            return BackendProtocolError(message.message)
-        case RejectionKind.OTHER:
-            return BackendRejected(message.message)

@@ -9,7 +9,6 @@ between them.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gc
 import importlib
 import json
@@ -20,8 +19,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -30,6 +28,7 @@ from typing import cast
 import msgspec
 import zmq
 
+from backends.host_socket import bound_socket
 from backends.messages import (
     PROTOCOL_VERSION,
     Abort,
@@ -55,7 +54,13 @@ from native_engine.errors import (
     QueueFull,
     RequestTooLong,
 )
-from native_engine.types import EngineInfo, EngineRequest, SequenceOutput, SteppedEngine
+from native_engine.types import (
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    SequenceOutput,
+    SteppedEngine,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +68,6 @@ ENGINES = {"native": "backends.native_process:open_engine"}
 """Name -> `module:function`, imported only when asked for. The function takes the options."""
 
 HEARTBEAT_S = 0.5
-MAX_SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un, less its closing zero
 
 _KINDS: Mapping[type[EngineError], RejectionKind] = {
     RequestTooLong: RejectionKind.TOO_LONG,
@@ -120,8 +124,8 @@ class EngineHost:
 
     def _receive(self) -> None:
         """Handle all that has come. With nothing else to do, wait for it, or for a heartbeat."""
-        if not self._engine.has_work and not self._socket.poll(int(HEARTBEAT_S * 1000)):
-            return
+        if not self._engine.has_work:
+            self._socket.poll(max(0, int((self._next_heartbeat_s - self._clock()) * 1000)))
         while True:
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.DONTWAIT)
@@ -149,12 +153,11 @@ class EngineHost:
                 logger.info("ignored a request that came before any hello")
 
     def _greet(self, identity: bytes, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION:
+            self._send(_Client(identity), WrongVersion())
+            return
         client = self._clients.setdefault(identity, _Client(identity))
-        if hello.version == PROTOCOL_VERSION:
-            self._send(client, Welcome(self._engine.info, self._instance, self._engine.stats()))
-        else:
-            self._send(client, WrongVersion())
-            self._clients.pop(identity, None)
+        self._send(client, Welcome(self._engine.info, self._instance, self._engine.stats()))
 
     def _add(self, client: _Client, requests: tuple[EngineRequest, ...]) -> None:
         added: dict[str, str] = {}
@@ -206,11 +209,10 @@ class EngineHost:
             self._send(client, heartbeat)
 
     def _fail_all(self, message: str) -> None:
-        stats = self._engine.stats()
         for client in list(self._clients.values()):
             if client.engine_ids:
                 failed = [Output(request_id, error=message) for request_id in client.engine_ids]
-                self._send(client, Outputs(failed, stats))
+                self._send(client, Outputs(failed, EngineStats()))
 
     def _send(self, client: _Client, message: HostMessage) -> None:
         try:
@@ -222,7 +224,7 @@ class EngineHost:
 
     def _forget(self, client: _Client) -> None:
         logger.info("a client has gone with %d requests", len(client.engine_ids))
-        del self._clients[client.identity]
+        self._clients.pop(client.identity, None)
         for request_id in list(client.engine_ids):
             self._abort(client, request_id)
 
@@ -241,35 +243,6 @@ def _rejected(
         max_tokens=request.sampling.max_tokens,
         max_total_tokens=max_total_tokens(engine),
     )
-
-
-@contextmanager
-def bound_socket(path: Path) -> Generator[zmq.Socket[bytes]]:
-    """A ROUTER bound to `path`, in a directory that only its owner can enter.
-
-    Raises:
-        BackendConfigError: the path is too long, the directory open to others, or another process
-        serves here.
-    """
-    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
-        raise BackendConfigError(
-            f"{path}: longer than the {MAX_SOCKET_PATH_BYTES} bytes a socket has"
-        )
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.parent.stat().st_mode & 0o077:
-        raise BackendConfigError(f"{path.parent}: open to others; chmod 700 it")
-    # ZeroMQ takes a path over from whoever is bound to it. The lock goes with the process.
-    with path.with_name(path.name + ".lock").open("w") as lock, zmq.Context() as context:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BackendConfigError(f"{path}: another engine process serves here") from None
-        with context.socket(zmq.ROUTER) as socket:
-            socket.setsockopt(zmq.SNDHWM, 0)  # a slow client must not stop the others
-            socket.setsockopt(zmq.RCVHWM, 0)
-            socket.setsockopt(zmq.LINGER, 1000)  # ms for the last words after a crash
-            socket.bind(f"ipc://{path}")
-            yield socket
 
 
 def load_engine(engine: str, options: Mapping[str, object]) -> SteppedEngine:

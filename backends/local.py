@@ -7,6 +7,7 @@ it does not know. Long prompts are encoded in a thread, so that no stream waits 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -30,6 +31,7 @@ from backends.types import (
     GenerationRequest,
     Prompt,
     TextPrompt,
+    TokenPrompt,
     Usage,
 )
 from native_engine import types as engine
@@ -56,6 +58,7 @@ class LocalBackend:
         self._client = client
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, now=now)
+        self._serials = itertools.count()
 
     @property
     def name(self) -> str:
@@ -87,14 +90,15 @@ class LocalBackend:
         await self._client.aclose()
 
     async def count_tokens(self, prompts: tuple[Prompt, ...]) -> int:
-        return sum(len(ids) for ids in await self._ids(prompts))
+        return sum(len(ids) for ids in await _encoded(self._encoder.ids, prompts))
 
     async def encode(self, prompt: Prompt) -> tuple[EncodedToken, ...]:
-        return await _encoded(self._encoder.tokens, prompt)
+        (tokens,) = await _encoded(self._encoder.tokens, (prompt,))
+        return tokens
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         info = await self._client.until_ready()
-        prompts = await self._ids(request.prompts)
+        prompts = await _encoded(self._encoder.ids, request.prompts)
         sequences = self._sequences(request, prompts, info)
         decoders = self._decoders(request, sequences)
         reasons: dict[int, FinishReason] = {}
@@ -122,16 +126,13 @@ class LocalBackend:
             queue_s=queue_s,
         )
 
-    async def _ids(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-        return [await _encoded(self._encoder.ids, prompt) for prompt in prompts]
-
     def _sequences(
         self,
         request: GenerationRequest,
         prompts: Sequence[tuple[int, ...]],
         info: engine.EngineInfo,
     ) -> list[engine.EngineRequest]:
-        """One sequence per choice.
+        """One sequence per choice. Its id is new even if the request has been here before.
 
         Raises:
             BackendRejected: they can never run, however long they wait.
@@ -143,9 +144,10 @@ class LocalBackend:
                 "fewer, or send several requests",
                 param="n",
             )
+        serial = next(self._serials)
         return [
             engine.EngineRequest(
-                request_id=f"{request.request_id}-{index}",
+                request_id=f"{request.request_id}-{serial}-{index}",
                 prompt_token_ids=prompts[index // request.n],
                 sampling=self._sampling(
                     request, index, _max_tokens(request, len(prompts[index // request.n]), info)
@@ -213,15 +215,22 @@ def _max_tokens(request: GenerationRequest, prompt_tokens: int, info: engine.Eng
     return min(request.max_tokens, room)
 
 
-async def _encoded(encode: Callable[[Prompt], Result], prompt: Prompt) -> Result:
-    """`encode(prompt)`, in a thread if the prompt is long."""
+async def _encoded(encode: Callable[[Prompt], Result], prompts: Sequence[Prompt]) -> list[Result]:
+    """`encode` of each prompt, in a thread if together they are long."""
+
+    def encode_all() -> list[Result]:
+        return [encode(prompt) for prompt in prompts]
+
+    if sum(_num_chars(prompt) for prompt in prompts) <= LONG_PROMPT_CHARS:
+        return encode_all()
+    return await asyncio.to_thread(encode_all)
+
+
+def _num_chars(prompt: Prompt) -> int:
     match prompt:
         case ChatPrompt():
-            num_chars = sum(len(message.content) for message in prompt.messages)
+            return sum(len(message.content) for message in prompt.messages)
         case TextPrompt():
-            num_chars = len(prompt.text)
-        case _:
-            num_chars = 0
-    if num_chars <= LONG_PROMPT_CHARS:
-        return encode(prompt)
-    return await asyncio.to_thread(encode, prompt)
+            return len(prompt.text)
+        case TokenPrompt():
+            return 0  # encoded already

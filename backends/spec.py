@@ -72,7 +72,9 @@ def _fits(value: OptionValue, expected: object) -> bool:
         return value in get_args(expected)
     if isinstance(value, bool):  # which Python counts as int
         return expected is bool
-    return type(value) is expected or (expected is float and isinstance(value, int))
+    if expected is float:
+        return isinstance(value, int | float)
+    return isinstance(expected, type) and isinstance(value, expected)
 
 
 def _words(expected: object) -> str:

@@ -3,11 +3,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
+import zmq
+import zmq.asyncio
 
 from backends.base import BackendState
 from backends.client import EngineClient, Patience
@@ -20,9 +22,20 @@ from backends.errors import (
     PromptTooLong,
     StreamInterrupted,
 )
-from backends.messages import Output
+from backends.messages import (
+    Abort,
+    Add,
+    ClientMessage,
+    Hello,
+    Output,
+    Welcome,
+    WrongVersion,
+    decode_from_client,
+    encode,
+)
 from native_engine.types import EngineRequest, FinishReason, SamplingParams
 from tests.backends.conftest import CountingProcess, EngineProcesses
+from tests.backends.counting_engine import CountingEngine, Options
 from tests.backends.waiting import until
 
 ENDLESS = 90_000
@@ -388,6 +401,85 @@ async def test_an_engine_that_hangs_is_given_up_and_taken_back_when_it_wakes(
     assert error.message == "the engine process said nothing for 0.5 s"
     assert token_ids(await collect(client, request("next")), "next") == [2, 3, 4, 5, 6]
     await until(lambda: client.stats.num_running == 0)
+
+
+class ScriptedHost:
+    """The other end of the socket, saying what a test tells it to."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self.socket_path = socket_path
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.bind(f"ipc://{socket_path}")
+        self._client = b""
+
+    async def hear(self) -> ClientMessage:
+        async with asyncio.timeout(10):
+            self._client, frame = await self._socket.recv_multipart()
+        return decode_from_client(frame)
+
+    async def say(self, frame: bytes) -> None:
+        await self._socket.send_multipart([self._client, frame])
+
+    async def welcome(self, instance: str) -> None:
+        assert await self.hear() == Hello()
+        engine = CountingEngine(Options())
+        await self.say(encode(Welcome(engine.info, instance, engine.stats())))
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[ScriptedHost]:
+    host = ScriptedHost(tmp_path / "scripted.sock")
+    yield host
+    host.close()
+
+
+async def test_says_that_the_engine_process_is_of_another_version(
+    host: ScriptedHost, clients: Clients
+) -> None:
+    client = clients.open(host.socket_path)
+    assert await host.hear() == Hello()
+
+    await host.say(encode(WrongVersion(7)))
+
+    await until(lambda: "speaks version 7" in client.detail)
+    assert client.state is BackendState.STARTING
+
+
+async def test_starts_over_with_an_engine_that_sends_what_is_no_message(
+    host: ScriptedHost, clients: Clients
+) -> None:
+    client = clients.open(host.socket_path)
+    await host.welcome("one")
+    await client.until_ready()
+    failing = asyncio.create_task(error_of(client.stream([request()])))
+    assert isinstance(await host.hear(), Add)
+
+    await host.say(b"no message")
+
+    assert isinstance(await failing, BackendUnavailable)
+    assert await host.hear() == Abort(("r",))
+    await host.welcome("one")
+    await client.until_ready()
+
+
+async def test_fails_its_requests_when_another_engine_answers(
+    host: ScriptedHost, clients: Clients
+) -> None:
+    client = clients.open(host.socket_path)
+    await host.welcome("one")
+    failing = asyncio.create_task(error_of(client.stream([request()])))
+    assert isinstance(await host.hear(), Add)
+
+    engine = CountingEngine(Options())
+    await host.say(encode(Welcome(engine.info, "two", engine.stats())))
+
+    assert (await failing).message == "the engine process was replaced by another"
+    await until(lambda: client.state is BackendState.READY)
 
 
 async def test_sees_each_life_of_the_engine_through(

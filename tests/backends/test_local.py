@@ -155,6 +155,21 @@ async def test_a_stop_string_ends_the_answer_and_the_engines_work_on_it(
     await until_idle(backend)
 
 
+async def test_drops_and_does_not_count_what_was_drawn_behind_a_stop_string(
+    reciter: Reciter,
+) -> None:
+    backend = reciter.open()
+    async with aclosing(backend.generate(request("a", max_tokens=20, stop=("ef",)))) as stream:
+        events = [await anext(stream)]
+        await until(lambda: backend._client.num_pending == 0)  # all 20 have come meanwhile
+
+        events += [event async for event in stream]
+
+    assert "".join(event.text for event in events if isinstance(event, Token)) == "bcd"
+    assert isinstance(events[-1], Finished)
+    assert events[-1].usage.completion_tokens == 5
+
+
 async def test_runs_every_child_of_every_prompt(reciter: Reciter) -> None:
     tokens, finished = await run(reciter.open(), request("a", "mm", max_tokens=3, n=2))
 
@@ -182,6 +197,30 @@ async def test_closing_aborts_every_choice(reciter: Reciter) -> None:
             await anext(stream)
 
     await until_idle(backend)
+
+
+async def test_a_request_tried_again_gets_nothing_of_its_first_try(reciter: Reciter) -> None:
+    """Outputs of the first try can still be on their way when the second begins."""
+    backend = reciter.open()
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    for _ in range(50):
+        async with aclosing(backend.generate(request("a", sampling=sampling))) as stream:
+            await anext(stream)
+
+        tokens, _ = await run(backend, request("a", max_tokens=5))
+
+        assert text_of(tokens) == "bcdef"
+
+
+async def test_encodes_many_short_prompts_outside_the_loop(reciter: Reciter) -> None:
+    """E-LONG-PROMPT-BLOCKS-LOOP."""
+    backend = reciter.open()
+    reciter.template_threads.clear()
+    prompt = ChatPrompt(messages=(Message(role="user", content="x" * 100),))
+
+    await backend.count_tokens((prompt,) * 50)
+
+    assert "MainThread" not in reciter.template_threads
 
 
 async def test_reports_logprobs_when_asked(reciter: Reciter) -> None:

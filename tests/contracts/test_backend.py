@@ -48,7 +48,7 @@ class Kinds:
             name=kind,
             engine=kind,
             model="default",
-            options={"max_num_seqs": 8, "max_model_len": 256} if kind == "native" else {},
+            options={"max_num_seqs": 8, "max_model_len": 128} if kind == "native" else {},
             model_path=MODEL,
             socket_path=self._directory / f"{kind}.sock",
         )
