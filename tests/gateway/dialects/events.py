@@ -24,7 +24,7 @@ def body(**fields: object) -> bytes:
 
 
 def chat_body(content: object = "hi", **fields: object) -> bytes:
-    return body(model="m", messages=[{"role": "user", "content": content}], **fields)
+    return body(**{"model": "m", "messages": [{"role": "user", "content": content}], **fields})
 
 
 def entry(text: str, logprob: float = -0.5, token_id: int = 5) -> TokenLogprob:

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import pytest
+
+from gateway.dialects.gather import gather
+from tests.gateway.dialects.events import finished, token
+
+
+def test_tokens_go_to_their_choice_in_order() -> None:
+    events = [token("a", index=1), token("b", index=0), token("c", index=1), finished()]
+    choices, end = gather(events, num_choices=2)
+    assert [[one.text for one in choice] for choice in choices] == [["b"], ["a", "c"]]
+    assert end == finished()
+
+
+def test_a_stream_that_was_not_drained_is_a_bug_of_ours() -> None:
+    with pytest.raises(TypeError, match="ends with Finished"):
+        gather([token("a")], num_choices=1)
