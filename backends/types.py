@@ -191,7 +191,9 @@ class Finished:
 
     reasons: tuple[FinishReason, ...]
     usage: Usage
-    queue_s: float = 0.0  # time from submission until the first prompt token was computed
+    queue_s: float = (
+        0.0  # from submission until the step that computed the first prompt token began
+    )
 
 
 Event = Token | Finished

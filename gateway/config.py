@@ -5,25 +5,37 @@ What is served to whom is the policy file's business, not ours.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
-_Value = TypeVar("_Value")
+PREFIX = "TURNOUT_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings, each from the environment variable named beside it."""
+    """All settings. The environment variable of each is its name in capitals after `TURNOUT_`."""
 
-    home: Path = Path(".turnout")  # TURNOUT_HOME: databases, secrets, models
-    host: str = "127.0.0.1"  # TURNOUT_HOST
-    port: int = 8000  # TURNOUT_PORT
-    policy: Path = Path("policies/default.yaml")  # TURNOUT_POLICY
-    body_limit_bytes: int = 2_000_000  # TURNOUT_BODY_LIMIT_BYTES
-    drain_timeout_s: float = 30.0  # TURNOUT_DRAIN_TIMEOUT_S
+    home: Path = Path(".turnout")  # databases, secrets, models
+    policy: Path = Path("policies/default.yaml")
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0 takes any free one
+    run_dir: Path = Path(".turnout/run")  # sockets of engine processes; the supervisor sets it
+    body_limit_bytes: int = 2_000_000
+    body_timeout_s: float = 30.0  # from the headers until the whole body is there
+    keep_alive_s: float = 15.0  # of silence, until a stream gets a comment
+    drain_timeout_s: float = 30.0  # for running requests, after SIGTERM
+    log_level: str = "info"
+    log_json: bool = False
+
+    def to_environment(self) -> dict[str, str]:
+        """The same settings for a child process."""
+        return {
+            PREFIX + field.name.upper(): str(getattr(self, field.name)) for field in fields(self)
+        }
 
 
 class ConfigError(Exception):
@@ -36,15 +48,12 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     Raises:
         ConfigError: a variable does not hold what it should.
     """
-    defaults = Settings()
-    return Settings(
-        home=_read(environ, "TURNOUT_HOME", Path, defaults.home),
-        host=_read(environ, "TURNOUT_HOST", str, defaults.host),
-        port=_read(environ, "TURNOUT_PORT", int, defaults.port),
-        policy=_read(environ, "TURNOUT_POLICY", Path, defaults.policy),
-        body_limit_bytes=_read(environ, "TURNOUT_BODY_LIMIT_BYTES", int, defaults.body_limit_bytes),
-        drain_timeout_s=_read(environ, "TURNOUT_DRAIN_TIMEOUT_S", float, defaults.drain_timeout_s),
-    )
+    values: dict[str, Any] = {}
+    for field in fields(Settings):
+        name = PREFIX + field.name.upper()
+        if text := environ.get(name, ""):
+            values[field.name] = _read(name, text, _CONVERTERS[str(field.type)])
+    return Settings(**values)
 
 
 def data_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -52,13 +61,37 @@ def data_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return load_settings(environ).home
 
 
-def _read(
-    environ: Mapping[str, str], name: str, convert: Callable[[str], _Value], default: _Value
-) -> _Value:
-    text = environ.get(name, "")
-    if not text:
-        return default
+def _read(name: str, text: str, convert: Callable[[str], object]) -> object:
     try:
         return convert(text)
-    except ValueError:
-        raise ConfigError(f"{name}={text!r} is not a number; the default is {default}") from None
+    except ValueError as error:
+        raise ConfigError(f"{name}={text!r}: {error}") from None
+
+
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("must be a whole number, zero or more")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError("must be a number of seconds above zero")
+    return value
+
+
+def _flag(text: str) -> bool:
+    values = {"1": True, "true": True, "0": False, "false": False}
+    if text.lower() not in values:
+        raise ValueError("must be true or false")
+    return values[text.lower()]
+
+
+_CONVERTERS: Mapping[str, Callable[[str], object]] = {
+    "Path": Path,
+    "str": str,
+    "int": _whole,
+    "float": _seconds,
+    "bool": _flag,
+}

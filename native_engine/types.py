@@ -74,7 +74,7 @@ class SequenceOutput:
     finish_reason: FinishReason | None = None
     error: str | None = None
     queue_s: float | None = (
-        None  # on the first token: from add() until the first prompt token was computed
+        None  # on the first token: from add() until the step that computed prompt tokens began
     )
 
 

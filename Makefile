@@ -1,0 +1,36 @@
+# `make serve` and `make test` are all a stranger needs. Everything else is made of the same parts.
+BIN := .venv/bin
+MODEL := smollm2-135m-instruct
+
+.PHONY: serve test check format model lock clean
+
+serve: .venv/.native ## install what is locked, pull the model, serve on 127.0.0.1:8000
+	@$(BIN)/turnout models pull $(MODEL)
+	@exec $(BIN)/turnout serve --demo
+
+test: .venv/.dev ## install what tests need, run the whole suite
+	@$(BIN)/turnout models pull $(MODEL)
+	$(BIN)/python -m pytest --cov
+
+check: .venv/.dev ## lint, types, import contracts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: .venv/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: ## resolve anew what is installed
+	scripts/lock.sh
+
+.venv/.native: requirements/native.lock pyproject.toml
+	@scripts/install.sh native
+
+.venv/.dev: requirements/dev.lock requirements/native.lock requirements/tgi-client.lock pyproject.toml
+	@scripts/install.sh dev
+
+clean:
+	rm -rf .venv .venv-tgi .turnout

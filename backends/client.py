@@ -1,0 +1,377 @@
+"""The gateway's side of one engine process: requests out, outputs in, over `backends.messages`.
+
+However the engine process ends, nobody who waits for it waits on: every stream ends with one error
+at once, and the client connects by itself to the process that takes its place. Knows token ids
+only, no text; starts no processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from backends.base import BackendState
+from backends.errors import (
+    BackendError,
+    BackendOverloaded,
+    BackendProtocolError,
+    BackendRejected,
+    BackendUnavailable,
+    PromptTooLong,
+    StreamInterrupted,
+)
+from backends.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Add,
+    ClientMessage,
+    Heartbeat,
+    Hello,
+    HostMessage,
+    Output,
+    Outputs,
+    Rejected,
+    RejectionKind,
+    Welcome,
+    WrongVersion,
+    decode_from_host,
+    encode,
+)
+from native_engine.types import EngineInfo, EngineRequest, EngineStats
+
+logger = logging.getLogger(__name__)
+
+RECONNECT_MS = 50  # a refused connect to a Unix socket costs 20 us
+LINGER_MS = 200  # for the last aborts to leave
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a client waits for what."""
+
+    start_timeout_s: float = 30.0  # a request, for an engine that is loading
+    restart_timeout_s: float = (
+        60.0  # after a death, until the engine counts as down and not as starting
+    )
+    silence_timeout_s: float = (
+        15.0  # for a sign of life; one step on a busy CPU can take some seconds
+    )
+
+
+class _Stream:
+    """The outputs of one group of sequences that nobody has taken yet."""
+
+    def __init__(self, request_ids: Iterable[str], max_pending: int) -> None:
+        self.unfinished = set(request_ids)
+        self._max_pending = max_pending
+        self._pending: list[Output] = []
+        self._has_output = False  # ever
+        self._error: BackendError | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
+
+    @property
+    def is_drained(self) -> bool:
+        """Everything has come and everything has been taken."""
+        return not (self.unfinished or self._pending or self._error)
+
+    def put(self, output: Output) -> None:
+        """Add one output; a reader that is too far behind loses its stream."""
+        if output.error is not None:
+            self.interrupt(output.error)
+            return
+        self._has_output = True
+        self._pending.append(output)
+        if output.is_last:
+            self.unfinished.discard(output.request_id)
+        if len(self._pending) > self._max_pending:
+            self._pending.clear()
+            self.interrupt(f"the answer was read more than {self._max_pending} tokens too late")
+        self._changed.set()
+
+    def interrupt(self, why: str) -> None:
+        """End it for a reason that is not the request's."""
+        self.fail(StreamInterrupted(why) if self._has_output else BackendUnavailable(why))
+
+    def fail(self, error: BackendError) -> None:
+        self._error = self._error or error
+        self._changed.set()
+
+    async def take(self) -> list[Output]:
+        """All outputs since the last call, at least one; the error once there are none left."""
+        while not self._pending:
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        pending, self._pending = self._pending, []
+        return pending
+
+
+class EngineClient:
+    """One engine process as seen from a gateway. Made inside a running loop, closed once."""
+
+    def __init__(
+        self,
+        socket_path: Path,
+        *,
+        patience: Patience | None = None,
+        max_pending: int = 8192,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`max_pending` is how many outputs a stream's reader may lag behind."""
+        self._patience = patience or Patience()
+        self._max_pending = max_pending
+        self._clock = clock
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        # Nothing may wait in a queue for an engine process that has yet to start.
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        )
+        self._socket.connect(f"ipc://{socket_path}")
+        self._streams: dict[str, _Stream] = {}  # by the request id of each unfinished sequence
+        self._engine: EngineInfo | None = None  # None: not ready
+        self._instance = ""
+        self._stats = EngineStats()
+        self._ready = asyncio.Event()
+        self._closed = False
+        self._lost_at_s = self._heard_at_s = clock()
+        self._detail = "the engine process has not started yet"
+        self._task = asyncio.create_task(self._run(), name=f"engine client {socket_path}")
+
+    @property
+    def state(self) -> BackendState:
+        if self._closed:
+            return BackendState.DOWN
+        if self._engine is not None:
+            return BackendState.READY
+        is_new = not self._instance
+        if is_new or self._clock() - self._lost_at_s < self._patience.restart_timeout_s:
+            return BackendState.STARTING
+        return BackendState.DOWN
+
+    @property
+    def detail(self) -> str:
+        """Why it is not ready; empty if it is."""
+        return self._detail
+
+    @property
+    def stats(self) -> EngineStats:
+        """The last the engine said."""
+        return self._stats
+
+    @property
+    def engine(self) -> EngineInfo | None:
+        """What is known of the engine; None unless it is ready."""
+        return self._engine
+
+    @property
+    def num_pending(self) -> int:
+        """Sequences that have not ended."""
+        return len(self._streams)
+
+    async def until_ready(self) -> EngineInfo:
+        """The engine, after a bounded wait if it is starting.
+
+        Raises:
+            BackendUnavailable: it is down, or took too long.
+        """
+        try:
+            async with asyncio.timeout(self._patience.start_timeout_s):
+                while self._engine is None:
+                    if self.state is BackendState.DOWN:
+                        raise BackendUnavailable(self._detail)
+                    await self._ready.wait()
+        except TimeoutError:
+            raise BackendUnavailable(
+                f"{self._detail}; waited {self._patience.start_timeout_s:g} s for it"
+            ) from None
+        return self._engine
+
+    async def stream(self, requests: Sequence[EngineRequest]) -> AsyncGenerator[list[Output], None]:
+        """Run sequences that belong together; yields what has come since the last time, in order
+        of arrival, until each has ended. Closing it aborts what is left.
+
+        Raises:
+            BackendError: one of the sequences was refused or ended with an error, or the engine
+            process died. The others are aborted.
+        """
+        await self.until_ready()
+        ids = [request.request_id for request in requests]
+        if not self._streams.keys().isdisjoint(ids):
+            raise BackendProtocolError(f"a request {ids[0]} is running already")
+        stream = _Stream(ids, self._max_pending)
+        self._streams.update(dict.fromkeys(ids, stream))
+        try:
+            self._send(Add(tuple(requests)))
+            while not stream.is_drained:
+                yield await stream.take()
+        finally:
+            self._drop(ids)
+
+    def abort(self, request_id: str) -> None:
+        """End one sequence of a stream early: no more of it is wanted, its siblings go on."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.unfinished.discard(request_id)
+            self._drop([request_id])
+
+    async def aclose(self) -> None:
+        """End every stream with an error, then let go of the connection. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._lose("the backend is closed")
+        self._ready.set()
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close()
+        await asyncio.to_thread(self._context.term)  # waits for LINGER_MS at most
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._receive())
+                group.create_task(self._watch_connection())
+                group.create_task(self._watch_silence())
+        except Exception:
+            logger.exception("the engine client broke; no request can be served any more")
+            self._lose("the gateway's side of the engine broke; its log says why")
+
+    async def _receive(self) -> None:
+        while True:
+            frame = await self._socket.recv()
+            self._heard_at_s = self._clock()
+            self._handle(frame)
+
+    async def _watch_silence(self) -> None:
+        silence_s = self._patience.silence_timeout_s
+        while True:
+            await asyncio.sleep(silence_s / 4)
+            if self._engine is not None and self._clock() - self._heard_at_s > silence_s:
+                self._lose(f"the engine process said nothing for {silence_s:g} s")
+                self._send(Hello())  # should it be slow, not dead, its Welcome will come
+
+    async def _watch_connection(self) -> None:
+        while True:
+            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._send(Hello())
+            else:
+                self._lose("the engine process has ended")
+
+    def _handle(self, frame: bytes) -> None:
+        try:
+            message = decode_from_host(frame)
+        except msgspec.MsgspecError as error:
+            logger.error("the engine sent %d bytes that are no message: %s", len(frame), error)
+            self._lose("the engine process does not speak our protocol")
+            return
+        self._dispatch(message)
+
+    def _dispatch(self, message: HostMessage) -> None:
+        match message:
+            case Outputs():
+                self._stats = message.stats
+                for output in message.outputs:
+                    self._pass_on(output)
+            case Heartbeat():
+                self._stats = message.stats
+            case Rejected():
+                self._reject(message)
+            case Welcome():
+                self._welcome(message)
+            case WrongVersion():
+                self._detail = (
+                    f"the engine process speaks version {message.version} of the protocol and "
+                    f"this gateway {PROTOCOL_VERSION}; restart the older one"
+                )
+                logger.error("%s", self._detail)
+
+    def _welcome(self, message: Welcome) -> None:
+        if self._instance != message.instance:
+            self._lose("the engine process was replaced by another")
+            logger.info("connected to %s", message.engine.description)
+        self._engine, self._instance = message.engine, message.instance
+        self._stats, self._detail = message.stats, ""
+        self._ready.set()
+
+    def _pass_on(self, output: Output) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is None:
+            return  # aborted just now: the two messages crossed
+        if output.is_last:
+            del self._streams[output.request_id]
+        stream.put(output)
+        if stream.has_failed:
+            self._drop(stream.unfinished)
+
+    def _reject(self, message: Rejected) -> None:
+        for request_id in message.request_ids:
+            stream = self._streams.pop(request_id, None)
+            if stream is not None:
+                stream.fail(_error(message))
+
+    def _lose(self, why: str) -> None:
+        """The engine is gone, or as good as gone, and with it all that it was asked for."""
+        self._engine = None
+        self._stats = EngineStats()
+        self._ready.clear()
+        self._lost_at_s = self._clock()
+        self._detail = why
+        if not self._streams:
+            return
+        logger.warning("%s; %d sequences are lost", why, len(self._streams))
+        for stream in set(self._streams.values()):
+            stream.interrupt(why)
+        self._drop(tuple(self._streams))
+
+    def _drop(self, request_ids: Iterable[str]) -> None:
+        """Forget these, and have the engine forget those it still works on."""
+        left = tuple(one for one in request_ids if self._streams.pop(one, None) is not None)
+        if left:
+            self._send(Abort(left))
+
+    def _send(self, message: ClientMessage) -> None:
+        """At once or not at all: then the connection is lost, and the monitor about to say so."""
+        sent = asyncio.ensure_future(self._socket.send(encode(message), zmq.DONTWAIT))
+        if isinstance(sent.exception(), zmq.Again) and self._engine is not None:
+            self._lose("the engine process has ended")
+
+
+def _error(message: Rejected) -> BackendError:
+    match message.kind:
+        case RejectionKind.TOO_LONG:
+            return PromptTooLong(
+                prompt_tokens=message.prompt_tokens,
+                max_tokens=message.max_tokens,
+                max_total_tokens=message.max_total_tokens,
+            )
+        case RejectionKind.INVALID_TOKEN_ID:
+            return BackendRejected(message.message, param="prompt")
+        case RejectionKind.QUEUE_FULL:
+            return BackendOverloaded(message.message)
+        case RejectionKind.DUPLICATE:
+            return BackendProtocolError(message.message)
+        case RejectionKind.OTHER:
+            return BackendRejected(message.message)

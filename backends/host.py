@@ -1,0 +1,327 @@
+"""An engine in a process of its own: `python -m backends.host --socket PATH --engine NAME`.
+
+Runs anything with add, abort and step behind a ROUTER on a Unix socket, for any number of clients.
+One thread and one loop: take what has come, run a step, send each client what the step did for it.
+Knows no text and no model; `backends.client` is the other side, `backends.messages` the words
+between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import gc
+import importlib
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import cast
+
+import msgspec
+import zmq
+
+from backends.messages import (
+    PROTOCOL_VERSION,
+    Abort,
+    Add,
+    Heartbeat,
+    Hello,
+    HostMessage,
+    Output,
+    Outputs,
+    Rejected,
+    RejectionKind,
+    Welcome,
+    WrongVersion,
+    decode_from_client,
+    encode,
+    max_total_tokens,
+)
+from backends.spec import BackendConfigError
+from native_engine.errors import (
+    DuplicateRequest,
+    EngineError,
+    InvalidTokenId,
+    QueueFull,
+    RequestTooLong,
+)
+from native_engine.types import EngineInfo, EngineRequest, SequenceOutput, SteppedEngine
+
+logger = logging.getLogger(__name__)
+
+ENGINES = {"native": "backends.native_process:open_engine"}
+"""Name -> `module:function`, imported only when asked for. The function takes the options."""
+
+HEARTBEAT_S = 0.5
+MAX_SOCKET_PATH_BYTES = 107  # sun_path of sockaddr_un, less its closing zero
+
+_KINDS: Mapping[type[EngineError], RejectionKind] = {
+    RequestTooLong: RejectionKind.TOO_LONG,
+    InvalidTokenId: RejectionKind.INVALID_TOKEN_ID,
+    QueueFull: RejectionKind.QUEUE_FULL,
+    DuplicateRequest: RejectionKind.DUPLICATE,
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """One connection. A client that connects again is a new one, with requests of its own."""
+
+    identity: bytes
+    engine_ids: dict[str, str] = field(default_factory=dict[str, str])  # by the client's own id
+
+
+class EngineHost:
+    """The loop between one engine and its clients. Owns neither the engine nor the socket."""
+
+    def __init__(
+        self,
+        engine: SteppedEngine,
+        socket: zmq.Socket[bytes],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        # Without this a message for a client that has gone would be dropped in silence.
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._engine = engine
+        self._socket = socket
+        self._clock = clock
+        self._instance = secrets.token_hex(8)
+        self._clients: dict[bytes, _Client] = {}
+        self._owners: dict[str, tuple[_Client, str]] = {}  # by engine id: whose, and its own id
+        self._num_requests = 0
+        self._next_heartbeat_s = clock()
+
+    def run(self) -> None:
+        """Serve until an exception, a signal's SystemExit included, ends it.
+
+        Raises:
+            Exception: whatever `step` raised. Every client with work has been told.
+        """
+        while True:
+            self._receive()
+            try:
+                outputs = self._engine.step() if self._engine.has_work else []
+            except Exception as error:
+                self._fail_all(f"the engine broke: {type(error).__name__}: {error}")
+                raise
+            self._deliver(outputs)
+            self._beat()
+
+    def _receive(self) -> None:
+        """Handle all that has come. With nothing else to do, wait for it, or for a heartbeat."""
+        if not self._engine.has_work and not self._socket.poll(int(HEARTBEAT_S * 1000)):
+            return
+        while True:
+            try:
+                identity, *frames = self._socket.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            self._handle(identity, b"".join(frames))
+
+    def _handle(self, identity: bytes, frame: bytes) -> None:
+        try:
+            message = decode_from_client(frame)
+        except msgspec.MsgspecError as error:
+            logger.warning("ignored %d bytes that are no message: %s", len(frame), error)
+            return
+        client = self._clients.get(identity)
+        match message:
+            case Hello():
+                self._greet(identity, message)
+            case Add() if client is not None:
+                self._add(client, message.requests)
+            case Abort() if client is not None:
+                for request_id in message.request_ids:
+                    self._abort(client, request_id)
+            case Add() | Abort():
+                # Meant for an engine process that has ended; its client knows it has.
+                logger.info("ignored a request that came before any hello")
+
+    def _greet(self, identity: bytes, hello: Hello) -> None:
+        client = self._clients.setdefault(identity, _Client(identity))
+        if hello.version == PROTOCOL_VERSION:
+            self._send(client, Welcome(self._engine.info, self._instance, self._engine.stats()))
+        else:
+            self._send(client, WrongVersion())
+            self._clients.pop(identity, None)
+
+    def _add(self, client: _Client, requests: tuple[EngineRequest, ...]) -> None:
+        added: dict[str, str] = {}
+        for request in requests:
+            self._num_requests += 1
+            engine_id = f"{self._num_requests}:{request.request_id}"
+            try:
+                if request.request_id in client.engine_ids or request.request_id in added:
+                    raise DuplicateRequest(f"request {request.request_id} is here already")
+                self._engine.add(replace(request, request_id=engine_id))
+            except EngineError as error:
+                for taken in added.values():
+                    self._engine.abort(taken)
+                self._send(client, _rejected(error, request, requests, self._engine.info))
+                return
+            added[request.request_id] = engine_id
+        client.engine_ids.update(added)
+        self._owners.update({engine_id: (client, own) for own, engine_id in added.items()})
+
+    def _abort(self, client: _Client, request_id: str) -> None:
+        engine_id = client.engine_ids.pop(request_id, None)
+        if engine_id is not None:
+            del self._owners[engine_id]
+            self._engine.abort(engine_id)
+
+    def _deliver(self, outputs: Sequence[SequenceOutput]) -> None:
+        if not outputs:
+            return
+        by_client: defaultdict[bytes, list[Output]] = defaultdict(list)
+        for output in outputs:
+            client, request_id = self._owners[output.request_id]
+            sent = Output.of(output, request_id)
+            by_client[client.identity].append(sent)
+            if sent.is_last:
+                del self._owners[output.request_id]
+                del client.engine_ids[request_id]
+        stats = self._engine.stats()
+        for identity, batch in by_client.items():
+            self._send(self._clients[identity], Outputs(batch, stats))
+
+    def _beat(self) -> None:
+        """Also what finds out that a client with nothing but waiting requests has gone."""
+        now_s = self._clock()
+        if now_s < self._next_heartbeat_s:
+            return
+        self._next_heartbeat_s = now_s + HEARTBEAT_S
+        heartbeat = Heartbeat(self._engine.stats())
+        for client in list(self._clients.values()):
+            self._send(client, heartbeat)
+
+    def _fail_all(self, message: str) -> None:
+        stats = self._engine.stats()
+        for client in list(self._clients.values()):
+            if client.engine_ids:
+                failed = [Output(request_id, error=message) for request_id in client.engine_ids]
+                self._send(client, Outputs(failed, stats))
+
+    def _send(self, client: _Client, message: HostMessage) -> None:
+        try:
+            self._socket.send_multipart([client.identity, encode(message)], zmq.DONTWAIT)
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            self._forget(client)
+
+    def _forget(self, client: _Client) -> None:
+        logger.info("a client has gone with %d requests", len(client.engine_ids))
+        del self._clients[client.identity]
+        for request_id in list(client.engine_ids):
+            self._abort(client, request_id)
+
+
+def _rejected(
+    error: EngineError,
+    request: EngineRequest,
+    requests: tuple[EngineRequest, ...],
+    engine: EngineInfo,
+) -> Rejected:
+    return Rejected(
+        request_ids=tuple(one.request_id for one in requests),
+        kind=_KINDS.get(type(error), RejectionKind.OTHER),
+        message=str(error),
+        prompt_tokens=len(request.prompt_token_ids),
+        max_tokens=request.sampling.max_tokens,
+        max_total_tokens=max_total_tokens(engine),
+    )
+
+
+@contextmanager
+def bound_socket(path: Path) -> Generator[zmq.Socket[bytes]]:
+    """A ROUTER bound to `path`, in a directory that only its owner can enter.
+
+    Raises:
+        BackendConfigError: the path is too long, the directory open to others, or another process
+        serves here.
+    """
+    if len(os.fsencode(path)) > MAX_SOCKET_PATH_BYTES:
+        raise BackendConfigError(
+            f"{path}: longer than the {MAX_SOCKET_PATH_BYTES} bytes a socket has"
+        )
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.parent.stat().st_mode & 0o077:
+        raise BackendConfigError(f"{path.parent}: open to others; chmod 700 it")
+    # ZeroMQ takes a path over from whoever is bound to it. The lock goes with the process.
+    with path.with_name(path.name + ".lock").open("w") as lock, zmq.Context() as context:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BackendConfigError(f"{path}: another engine process serves here") from None
+        with context.socket(zmq.ROUTER) as socket:
+            socket.setsockopt(zmq.SNDHWM, 0)  # a slow client must not stop the others
+            socket.setsockopt(zmq.RCVHWM, 0)
+            socket.setsockopt(zmq.LINGER, 1000)  # ms for the last words after a crash
+            socket.bind(f"ipc://{path}")
+            yield socket
+
+
+def load_engine(engine: str, options: Mapping[str, object]) -> SteppedEngine:
+    """Build an engine by its name in `ENGINES` or by `module:function`.
+
+    Raises:
+        BackendConfigError: there is no such engine, or not with these options, this model or on
+        this machine.
+    """
+    module, colon, function = ENGINES.get(engine, engine).partition(":")
+    if not colon:
+        raise BackendConfigError(
+            f"no engine is named {engine!r}; there are {', '.join(ENGINES)}, or module:function"
+        )
+    factory = cast(
+        Callable[[Mapping[str, object]], SteppedEngine],
+        getattr(importlib.import_module(module), function),
+    )
+    try:
+        return factory(options)
+    except EngineError as error:
+        raise BackendConfigError(str(error)) from error
+
+
+def _exit(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(0)  # wherever it stands: there is nothing to save, and the clients see it end
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM (0), a broken engine (1) or a hopeless configuration (78, EX_CONFIG)."""
+    parser = argparse.ArgumentParser(prog="backends.host", description="Run one engine.")
+    parser.add_argument("--socket", type=Path, required=True, help="path of the Unix socket")
+    parser.add_argument("--engine", required=True, help="a known name, or module:function")
+    parser.add_argument("--options", type=json.loads, default={}, help="the engine's own, as JSON")
+    parsed = parser.parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    signal.signal(signal.SIGTERM, _exit)
+    try:
+        # Bound before the model is loaded: a path in use shows at once, and clients can queue up.
+        with bound_socket(parsed.socket) as socket:
+            engine = load_engine(parsed.engine, parsed.options)
+            gc.collect()
+            gc.freeze()  # weights and modules live as long as the process: never scan them again
+            logger.info("serving %s on %s", engine.info.description, parsed.socket)
+            EngineHost(engine, socket).run()
+    except BackendConfigError as error:
+        logger.error("%s", error)
+        return os.EX_CONFIG
+    except Exception:
+        logger.exception("the engine process ends")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""A backend over an engine process: prompts into token ids, sampled tokens back into events.
+
+All that local engines have in common above token ids meets here; which engine runs in the process
+it does not know. Long prompts are encoded in a thread, so that no stream waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import datetime
+from typing import TypeVar
+
+from backends.base import BackendStatus, EncodedToken
+from backends.client import EngineClient
+from backends.errors import BackendRejected, PromptTooLong
+from backends.messages import max_total_tokens
+from backends.text.choice import ChoiceDecoder
+from backends.text.prompt_encoder import PromptEncoder
+from backends.text.stop import StopStrings
+from backends.text.tokenizer import Tokenizer
+from backends.types import (
+    UNLIMITED_TOKENS,
+    ChatPrompt,
+    Event,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Prompt,
+    TextPrompt,
+    Usage,
+)
+from native_engine import types as engine
+
+LONG_PROMPT_CHARS = 4096
+"""Encoding more than this takes about 1 ms, a thread 0.1 ms."""
+
+Result = TypeVar("Result")
+
+
+class LocalBackend:
+    """Implements `Backend` and `Tokenizing`. Owns its client and closes it."""
+
+    def __init__(
+        self,
+        name: str,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        *,
+        now: Callable[[], datetime],
+    ) -> None:
+        """`now` is the local time that chat templates may write."""
+        self._name = name
+        self._client = client
+        self._tokenizer = tokenizer
+        self._encoder = PromptEncoder(tokenizer, now=now)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    async def status(self) -> BackendStatus:
+        info, stats = self._client.engine, self._client.stats
+        known = BackendStatus(
+            state=self._client.state,
+            detail=self._client.detail,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            kv_blocks_total=stats.num_blocks,
+            kv_blocks_free=stats.num_free_blocks,
+            prompt_tokens_total=stats.prompt_tokens_total,
+            generation_tokens_total=stats.generation_tokens_total,
+        )
+        if info is None:
+            return known
+        return replace(
+            known,
+            model_id=info.model_id,
+            max_model_len=max_total_tokens(info),
+            max_concurrent_requests=info.max_num_seqs + info.max_waiting,
+            engine=info.description,
+        )
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+    async def count_tokens(self, prompts: tuple[Prompt, ...]) -> int:
+        return sum(len(ids) for ids in await self._ids(prompts))
+
+    async def encode(self, prompt: Prompt) -> tuple[EncodedToken, ...]:
+        return await _encoded(self._encoder.tokens, prompt)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        info = await self._client.until_ready()
+        prompts = await self._ids(request.prompts)
+        sequences = self._sequences(request, prompts, info)
+        decoders = self._decoders(request, sequences)
+        reasons: dict[int, FinishReason] = {}
+        completion_tokens, queue_s = 0, 0.0
+        async with aclosing(self._client.stream(sequences)) as batches:
+            async for batch in batches:
+                for output in batch:
+                    decoder = decoders.get(output.request_id)
+                    if decoder is None or output.token is None:
+                        continue  # drawn before the engine knew of the stop string
+                    token = decoder.push(output.token, output.finish_reason)
+                    if not completion_tokens and output.queue_s is not None:
+                        queue_s = output.queue_s
+                    completion_tokens += 1
+                    if token.finish_reason is not None:
+                        reasons[token.index] = token.finish_reason
+                        del decoders[output.request_id]
+                        self._client.abort(output.request_id)
+                    yield token
+        yield Finished(
+            reasons=tuple(reasons[index] for index in range(request.num_choices)),
+            usage=Usage(
+                prompt_tokens=sum(len(ids) for ids in prompts), completion_tokens=completion_tokens
+            ),
+            queue_s=queue_s,
+        )
+
+    async def _ids(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+        return [await _encoded(self._encoder.ids, prompt) for prompt in prompts]
+
+    def _sequences(
+        self,
+        request: GenerationRequest,
+        prompts: Sequence[tuple[int, ...]],
+        info: engine.EngineInfo,
+    ) -> list[engine.EngineRequest]:
+        """One sequence per choice.
+
+        Raises:
+            BackendRejected: they can never run, however long they wait.
+        """
+        most = info.max_num_seqs + info.max_waiting
+        if request.num_choices > most:
+            raise BackendRejected(
+                f"{request.num_choices} choices were asked for, and at most {most} fit; ask for "
+                "fewer, or send several requests",
+                param="n",
+            )
+        return [
+            engine.EngineRequest(
+                request_id=f"{request.request_id}-{index}",
+                prompt_token_ids=prompts[index // request.n],
+                sampling=self._sampling(
+                    request, index, _max_tokens(request, len(prompts[index // request.n]), info)
+                ),
+            )
+            for index in range(request.num_choices)
+        ]
+
+    def _sampling(
+        self, request: GenerationRequest, index: int, max_tokens: int
+    ) -> engine.SamplingParams:
+        wanted = request.sampling
+        return engine.SamplingParams(
+            max_tokens=max_tokens,
+            temperature=wanted.temperature,
+            top_k=wanted.top_k,
+            top_p=wanted.top_p,
+            min_p=wanted.min_p,
+            seed=child_seed(wanted.seed, index) if request.num_choices > 1 else wanted.seed,
+            eos_token_ids=self._tokenizer.eos_token_ids,
+            stop_token_ids=wanted.stop_token_ids,
+            ignore_eos=wanted.ignore_eos,
+            num_logprobs=wanted.top_logprobs if wanted.logprobs else None,
+        )
+
+    def _decoders(
+        self, request: GenerationRequest, sequences: Sequence[engine.EngineRequest]
+    ) -> dict[str, ChoiceDecoder]:
+        stops = StopStrings(request.stop)
+        return {
+            sequence.request_id: ChoiceDecoder(
+                self._tokenizer,
+                index=index,
+                stops=stops,
+                include_stop_str=request.include_stop_str,
+            )
+            for index, sequence in enumerate(sequences)
+        }
+
+
+def child_seed(seed: int, index: int) -> int:
+    """The seed of choice `index` of several: `index` steps on in SplitMix64 from `seed`.
+
+    A choice alone keeps the seed itself. Source: Steele, Lea and Flood, Fast splittable
+    pseudorandom number generators, OOPSLA 2014.
+    """
+    mask = 2**64 - 1
+    mixed = (seed + (index + 1) * 0x9E3779B97F4A7C15) & mask
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
+    return mixed ^ (mixed >> 31)
+
+
+def _max_tokens(request: GenerationRequest, prompt_tokens: int, info: engine.EngineInfo) -> int:
+    """How many tokens the engine may draw. Raises PromptTooLong."""
+    most = max_total_tokens(info)
+    room = most - prompt_tokens
+    may_clamp = request.clamp_max_tokens or request.max_tokens == UNLIMITED_TOKENS
+    if room < 1 or (request.max_tokens > room and not may_clamp):
+        raise PromptTooLong(
+            prompt_tokens=prompt_tokens,
+            max_tokens=request.max_tokens if room > 0 else 0,
+            max_total_tokens=most,
+        )
+    return min(request.max_tokens, room)
+
+
+async def _encoded(encode: Callable[[Prompt], Result], prompt: Prompt) -> Result:
+    """`encode(prompt)`, in a thread if the prompt is long."""
+    match prompt:
+        case ChatPrompt():
+            num_chars = sum(len(message.content) for message in prompt.messages)
+        case TextPrompt():
+            num_chars = len(prompt.text)
+        case _:
+            num_chars = 0
+    if num_chars <= LONG_PROMPT_CHARS:
+        return encode(prompt)
+    return await asyncio.to_thread(encode, prompt)

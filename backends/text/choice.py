@@ -1,0 +1,91 @@
+"""One choice of an answer: an engine's sampled tokens in, the gateway's `Token` events out.
+
+Every sampled token gives exactly one event; its text may be empty while a character or a possible
+stop string is unfinished. A stop string found in the text ends the choice, whatever reason the
+engine gives for the same token. Special tokens are no part of the text; one whose own text equals a
+stop string ends the choice like that stop.
+
+Knows nothing of requests, processes or wire formats.
+"""
+
+from __future__ import annotations
+
+from backends.text.detokenizer import Detokenizer
+from backends.text.stop import NO_STOPS, StopMatcher, StopStrings
+from backends.text.tokenizer import Tokenizer
+from backends.types import FinishReason, Token, TokenLogprob
+from native_engine import types as engine
+
+
+class ChoiceDecoder:
+    """Turns the tokens of one choice into events, in order, until one has a finish reason.
+
+    If that comes before the engine's own end (`push` was given no reason), the caller aborts the
+    sequence and drops what the engine may still send for it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        index: int,
+        stops: StopStrings = NO_STOPS,
+        include_stop_str: bool = False,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._index = index
+        self._stops = stops
+        self._include_stop_str = include_stop_str
+        self._detokenizer = Detokenizer(tokenizer)
+        self._matcher = StopMatcher(stops, include_stop_str=include_stop_str)
+
+    def push(self, sampled: engine.SampledToken, reason: engine.FinishReason | None) -> Token:
+        """The event for one token; `reason` is the engine's, with its last token.
+
+        The last event carries all the text that was held back.
+        """
+        token_id = sampled.token_id
+        special = self._tokenizer.is_special(token_id)
+        text, stop = self._matcher.push(self._detokenizer.push(token_id))
+        special_stop = self._special_stop(token_id) if special else None
+        if stop is None and (special_stop is not None or reason is not None):
+            tail, stop = self._flush(special_stop)
+            text += tail
+        finish_reason = None
+        if stop is not None:
+            finish_reason = FinishReason.STOP
+        elif reason is not None:
+            finish_reason = FinishReason(reason.value)
+        return Token(
+            index=self._index,
+            text=text,
+            token_id=token_id,
+            special=special,
+            logprob=self._entry(token_id, sampled.logprob) if sampled.logprob is not None else None,
+            top_logprobs=tuple(self._entry(*pair) for pair in sampled.top_logprobs),
+            finish_reason=finish_reason,
+        )
+
+    def _special_stop(self, token_id: int) -> str | None:
+        text = self._tokenizer.token_text(token_id)
+        return text if text in self._stops.strings else None
+
+    def _flush(self, special_stop: str | None) -> tuple[str, str | None]:
+        """(the rest of the text, the stop string that ends it).
+
+        The rest goes through the matcher like all text before it, so a stop string that it
+        completes comes before one that a special token spells.
+        """
+        text, stop = self._matcher.push(self._detokenizer.finish())
+        if stop is not None:
+            return text, stop
+        text += self._matcher.finish()
+        if special_stop is not None and self._include_stop_str:
+            text += special_stop
+        return text, special_stop
+
+    def _entry(self, token_id: int, logprob: float) -> TokenLogprob:
+        raw = self._tokenizer.token_bytes(token_id)
+        return TokenLogprob(
+            token_id=token_id, text=raw.decode("utf-8", "replace"), raw=raw, logprob=logprob
+        )

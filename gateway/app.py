@@ -1,0 +1,150 @@
+"""The composition root: the only place that builds stores, backends and middleware.
+
+Everything is opened in the lifespan, in the order it is needed, and closed in the reverse.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Lifespan
+
+from backends.base import Backend
+from backends.registry import BackendSpec, open_backend
+from gateway.call import Services
+from gateway.catalog import resolve_model
+from gateway.config import Settings
+from gateway.dialects.openai_errors import openai_error_reply
+from gateway.drain import Drain
+from gateway.errors import GatewayError, InternalError, MethodNotAllowed, RouteNotFound
+from gateway.middleware import RequestId, TidyPath
+from gateway.policy.load import load
+from gateway.policy.model import BackendConfig, Policy
+from gateway.routes import build_routes
+from gateway.stores.sqlite import SqliteStore
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.tracing import Tracing, open_provider
+from gateway.tenancy.database import Directory
+from gateway.tenancy.leases import Leases
+
+EXPOSED_HEADERS = ("x-request-id", "x-turnout-decision", "x-turnout-backend", "retry-after")
+
+
+def build_app(settings: Settings, drain: Drain) -> Starlette:
+    """The ASGI application. The policy is read, and everything opened, when its lifespan starts."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[Mapping[str, Services]]:
+        async with open_services(settings, load(settings.policy), drain) as services:
+            yield {"services": services}
+
+    return assemble(lifespan)
+
+
+def assemble(lifespan: Lifespan[Starlette] | None = None) -> Starlette:
+    """Routes, middleware and the last resort for errors; `lifespan` provides the services."""
+    return Starlette(
+        routes=build_routes(),
+        lifespan=lifespan,
+        middleware=[
+            Middleware(RequestId),
+            Middleware(TidyPath),
+            Middleware(
+                CORSMiddleware,
+                allow_origins=["*"],
+                allow_methods=["GET", "POST", "OPTIONS"],
+                allow_headers=["*"],
+                expose_headers=EXPOSED_HEADERS,
+            ),
+        ],
+        exception_handlers={HTTPException: _http_error, Exception: _unexpected},
+    )
+
+
+@asynccontextmanager
+async def open_services(
+    settings: Settings, policy: Policy, drain: Drain
+) -> AsyncIterator[Services]:
+    """Open what requests are served with, and close it again."""
+    async with AsyncExitStack() as stack:
+        metrics = Metrics()
+        metrics.policy_info.labels(policy.digest).set(1)
+        tracing = Tracing(open_provider(os.environ))
+        stack.callback(tracing.close)
+        store = await SqliteStore.open(settings.home / "limits.db", clock=time.time)
+        stack.push_async_callback(store.aclose)
+        leases = await stack.enter_async_context(Leases(store))
+        directory = await Directory.open(settings.home)
+        stack.push_async_callback(directory.aclose)
+        backends: dict[str, Backend] = {}
+        for config in policy.backends.values():
+            backend = await open_backend(backend_spec(config, settings, settings.run_dir))
+            stack.push_async_callback(backend.aclose)
+            backends[config.name] = backend
+        yield Services(
+            policy=policy,
+            backends=backends,
+            directory=directory,
+            leases=leases,
+            metrics=metrics,
+            tracing=tracing,
+            drain=drain,
+            monotonic=time.monotonic,
+            wall_clock=time.time,
+            body_limit_bytes=settings.body_limit_bytes,
+            body_timeout_s=settings.body_timeout_s,
+            keep_alive_s=settings.keep_alive_s,
+        )
+
+
+def backend_spec(config: BackendConfig, settings: Settings, run_dir: Path) -> BackendSpec:
+    """A policy's backend entry with its model found on disk and its socket named."""
+    needs_model = config.engine != "echo"
+    return BackendSpec(
+        name=config.name,
+        engine=config.engine,
+        model=config.model,
+        options=config.options,
+        model_path=resolve_model(config.model, settings.home) if needs_model else None,
+        socket_path=run_dir / f"{config.name}.sock",
+    )
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """A path or method that does not exist, in the shape that clients of every dialect can read."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path}"
+    problem: GatewayError
+    if error.status_code == 405:
+        allowed = tuple((error.headers or {}).get("Allow", "").split(", "))
+        problem = MethodNotAllowed(
+            f"Not allowed to {request.method} on {request.url.path}; use {', '.join(allowed)}.",
+            allowed=allowed,
+        )
+    else:
+        problem = RouteNotFound(f"Invalid URL ({where}).")
+    return _as_response(problem, dict(error.headers or {}))
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    return _as_response(InternalError(), {})
+
+
+def _as_response(problem: GatewayError, headers: Mapping[str, str]) -> Response:
+    reply = openai_error_reply(problem)
+    return Response(
+        reply.body,
+        reply.status,
+        headers={**headers, **dict(reply.headers)},
+        media_type=reply.media_type,
+    )

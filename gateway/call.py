@@ -1,0 +1,185 @@
+"""One request as far as it has come, and what is left of it when it has ended: log line, metrics, span.
+
+Decides nothing and sends nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span
+
+from backends.base import Backend
+from backends.types import Event, Token
+from gateway.dialects.base import Stamp, Timings
+from gateway.drain import Drain
+from gateway.errors import GatewayError, ServerError
+from gateway.policy.model import Decision, Policy
+from gateway.telemetry import tracing
+from gateway.telemetry.metrics import OTHER, Metrics, RequestRecord
+from gateway.telemetry.tracing import Tracing
+from gateway.tenancy.database import Directory
+from gateway.tenancy.leases import Leases
+from gateway.tenancy.tenants import Principal
+
+access_log = logging.getLogger("turnout.access")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """What requests are served with; built by the composition root, shared by all of them."""
+
+    policy: Policy
+    backends: Mapping[str, Backend]
+    directory: Directory
+    leases: Leases
+    metrics: Metrics
+    tracing: Tracing
+    drain: Drain
+    monotonic: Callable[[], float]
+    wall_clock: Callable[[], float]
+    body_limit_bytes: int
+    body_timeout_s: float
+    keep_alive_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One request. Created on arrival, filled by the pipeline, recorded once at the end."""
+
+    services: Services
+    endpoint: str
+    path: str
+    span: Span
+    stamp: Stamp
+    client_request_id: str
+    arrived_s: float
+    principal: Principal | None = None
+    decision: Decision | None = None
+    backend: str = ""
+    num_attempts: int = 0
+    admitted_s: float = 0.0
+    first_token_s: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    queue_s: float = 0.0
+    status: int = 200
+    error: GatewayError | None = None
+    client_left: bool = False
+    limit_headers: tuple[tuple[str, str], ...] = ()
+
+    def elapsed_s(self) -> float:
+        """Since the request arrived."""
+        return self.services.monotonic() - self.arrived_s
+
+    @property
+    def tokens_used(self) -> int:
+        """What the ledger is told: nothing before the first token, then the prompt and all that came."""
+        if self.first_token_s is None:
+            return 0
+        return self.prompt_tokens + self.completion_tokens
+
+    def count(self, event: Event) -> None:
+        """Take note of what a backend gave."""
+        if isinstance(event, Token):
+            self.completion_tokens += 1
+            if self.first_token_s is None:
+                self.first_token_s = self.elapsed_s()
+        else:
+            self.prompt_tokens = event.usage.prompt_tokens
+            self.completion_tokens = event.usage.completion_tokens
+            self.cached_tokens = event.usage.cached_tokens
+            self.queue_s = event.queue_s
+
+    def fail(self, error: GatewayError, status: int) -> None:
+        """Note the error that ended the request, and the HTTP status the client saw."""
+        self.error = error
+        self.status = status
+
+    def timings(self) -> Timings:
+        total_s = self.elapsed_s()
+        return Timings(
+            total_s=total_s,
+            validation_s=self.admitted_s,
+            queue_s=self.queue_s,
+            inference_s=max(total_s - self.admitted_s - self.queue_s, 0.0),
+        )
+
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """Our own headers of an answer, as far as they are known when it starts."""
+        known = [*self.limit_headers, ("openai-processing-ms", str(round(self.elapsed_s() * 1000)))]
+        if self.decision is not None:
+            known.append(("x-turnout-decision", self.decision.decision_id))
+        if self.backend:
+            known.append(("x-turnout-backend", self.backend))
+            known.append(("x-turnout-attempts", str(self.num_attempts)))
+        return tuple(known)
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, in one word of a closed set."""
+        if self.client_left:
+            return tracing.CLIENT_DISCONNECT
+        if self.error is None:
+            return "complete"
+        return "error" if isinstance(self.error, ServerError) else "rejected"
+
+    def record(self) -> None:
+        """The last word on this request: metrics, span, log line."""
+        tenant = self.principal.tenant.name if self.principal else OTHER
+        model = self.decision.model if self.decision and self.decision.model else OTHER
+        self.services.metrics.record(
+            RequestRecord(
+                endpoint=self.endpoint,
+                tenant=tenant,
+                model=model,
+                status=self.status,
+                outcome=self.outcome,
+                duration_s=self.elapsed_s(),
+                first_token_s=self.first_token_s,
+                prompt_tokens=self.prompt_tokens,
+                completion_tokens=self.completion_tokens,
+                cached_tokens=self.cached_tokens,
+            )
+        )
+        self._end_span()
+        access_log.info(
+            "%s %s %s %d %s in=%d out=%d %.3fs",
+            self.stamp.request_id,
+            tenant,
+            self.path,
+            self.status,
+            self.outcome,
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.elapsed_s(),
+            extra={
+                "fields": {
+                    "request_id": self.stamp.request_id,
+                    "client_request_id": self.client_request_id,
+                    "tenant": tenant,
+                    "model": model,
+                    "backend": self.backend,
+                    "error": type(self.error).__name__ if self.error else None,
+                }
+            },
+        )
+
+    def _end_span(self) -> None:
+        span = self.span
+        span.set_attribute(tracing.HTTP_STATUS, self.status)
+        span.set_attribute(tracing.OUTCOME, self.outcome)
+        span.set_attribute(tracing.INPUT_TOKENS, self.prompt_tokens)
+        span.set_attribute(tracing.OUTPUT_TOKENS, self.completion_tokens)
+        if self.decision is not None:
+            span.set_attribute(tracing.DECISION, self.decision.decision_id)
+        if self.first_token_s is not None:
+            span.set_attribute(tracing.TIME_TO_FIRST_CHUNK, self.first_token_s)
+        if self.client_left:
+            tracing.fail(span, tracing.CLIENT_DISCONNECT, ours=False)
+        elif self.error is not None:
+            tracing.fail(span, type(self.error).__name__, ours=isinstance(self.error, ServerError))
+        span.end()

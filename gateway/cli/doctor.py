@@ -1,0 +1,120 @@
+"""`turnout doctor`: says what is missing, and how to get it. Changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from gateway.config import Settings, load_settings
+
+NATIVE_PACKAGES = (
+    "torch",
+    "numpy",
+    "tokenizers",
+    "jinja2",
+    "safetensors",
+    "gguf",
+    "zmq",
+    "msgspec",
+)
+MIN_FREE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing looked at. `remedy` is empty when all is well."""
+
+    what: str
+    state: str
+    remedy: str = ""
+
+
+def doctor() -> None:
+    """Say what is missing for `turnout serve`, and how to get it."""
+    settings = load_settings()
+    num_missing = 0
+    for finding in examine(settings):
+        mark = "ok     " if not finding.remedy else "MISSING"
+        num_missing += bool(finding.remedy)
+        typer.echo(f"{mark} {finding.what}: {finding.state}")
+        if finding.remedy:
+            typer.echo(f"        -> {finding.remedy}")
+    if num_missing:
+        raise typer.Exit(1)
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Look at everything `turnout serve` needs, in the order it needs it."""
+    yield _python()
+    yield from (_package(name) for name in NATIVE_PACKAGES)
+    yield _home(settings.home)
+    yield from _policy_and_models(settings)
+    yield _port(settings.host, settings.port)
+
+
+def _python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    remedy = "" if sys.version_info >= (3, 11) else "install Python 3.11 or newer"
+    return Finding(what="python", state=version, remedy=remedy)
+
+
+def _package(name: str) -> Finding:
+    found = importlib.util.find_spec(name) is not None
+    remedy = "" if found else "run `make serve`, or pip install 'turnout[native]'"
+    return Finding(what=f"package {name}", state="found" if found else "not found", remedy=remedy)
+
+
+def _home(home: Path) -> Finding:
+    nearest = next(path for path in (home, *home.absolute().parents) if path.exists())
+    if not os.access(nearest, os.W_OK):
+        remedy = f"make {nearest} writable, or set TURNOUT_HOME to a directory that is"
+        return Finding(what="data directory", state=f"{home} cannot be written", remedy=remedy)
+    disk = os.statvfs(nearest)
+    free_bytes = disk.f_bavail * disk.f_frsize
+    remedy = (
+        "" if free_bytes >= MIN_FREE_BYTES else "free some space: models and counters live here"
+    )
+    return Finding(
+        what="data directory", state=f"{home}, {free_bytes >> 20} MiB free", remedy=remedy
+    )
+
+
+def _policy_and_models(settings: Settings) -> Iterator[Finding]:
+    # pydantic and PyYAML are imported only by commands that read a policy
+    from gateway.catalog import CatalogError, resolve_model
+    from gateway.policy.load import PolicyError, load
+
+    try:
+        policy = load(settings.policy)
+    except PolicyError as error:
+        yield Finding(what="policy", state=f"{settings.policy} has errors", remedy=str(error))
+        return
+    yield Finding(what="policy", state=f"{settings.policy}, {len(policy.routes)} routes")
+    for backend in policy.backends.values():
+        if backend.engine == "echo":
+            continue
+        try:
+            path = resolve_model(backend.model, settings.home)
+        except CatalogError as error:
+            yield Finding(what=f"model {backend.model}", state="not here", remedy=str(error))
+        else:
+            yield Finding(what=f"model {backend.model}", state=str(path))
+
+
+def _port(host: str, port: int) -> Finding:
+    what = f"port {port} on {host}"
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            remedy = "stop what listens there, or set TURNOUT_PORT to another port"
+            return Finding(what=what, state=f"not free: {error.strerror}", remedy=remedy)
+    return Finding(what=what, state="free")

@@ -1,0 +1,24 @@
+"""`turnout`: the table of commands. Each lives in a module of its own."""
+
+from __future__ import annotations
+
+import typer
+
+from gateway.cli import doctor, keys, models, serve, tenants
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="An LLM gateway with its own engines.",
+)
+app.command("serve")(serve.serve)
+app.command("doctor")(doctor.doctor)
+app.add_typer(keys.app, name="keys", help="Issue, list and revoke keys.")
+app.add_typer(tenants.app, name="tenants", help="Create and list tenants.")
+app.add_typer(models.app, name="models", help="List and pull models.")
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()

@@ -1,0 +1,149 @@
+"""What chat and text completions share on the way in: fields, limits, and what is not built.
+
+Every field of the OpenAI API (spec 2.3.0) and of vLLM's extensions falls in one of four classes:
+read (`GenerationFields`), read by neither but harmless (`IGNORED`), refused unless it asks for
+nothing (`UNBUILT`), or unknown, which is passed on as `extra`. Knows neither dialect's own fields.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from backends.types import SamplingParams
+from gateway.dialects.fields import Body, Unbuilt
+from gateway.errors import InvalidRequest
+
+# Caps on what one request may fan out to (vLLM and OpenAI have comparable ones).
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 16  # OpenAI says 4; vLLM's clients send more
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_TOP_LOGPROBS = 20
+MAX_MODEL_CHARS = 1024  # some clients send their endpoint's URL as the model
+_MAX_INT32 = 2**31 - 1
+
+TokenId = Annotated[int, Field(ge=0, le=_MAX_INT32)]
+
+IGNORED = frozenset(
+    {
+        # Bookkeeping of OpenAI's platform; this server keeps nothing.
+        "user", "store", "metadata", "service_tier", "safety_identifier", "moderation",
+        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "request_id",
+        "session_id",
+        # Hints that a model or scheduler may follow or not; priority is the tenant's plan's.
+        "parallel_tool_calls", "verbosity", "prediction", "reasoning_effort", "include_reasoning",
+        "priority", "stream_interval", "tool_prompt",
+    }
+)  # fmt: skip
+
+UNBUILT: Unbuilt = {
+    # OpenAI's
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    # vLLM's
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "use_beam_search": (False,),
+    "prompt_logprobs": (),
+    "logprob_token_ids": ([],),
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "truncate_prompt_tokens": (),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "return_prompt_text": (False,),
+    "cache_salt": (),
+    "kv_transfer_params": (),
+    "thinking_token_budget": (),
+    "repetition_detection": (),
+    "mm_processor_kwargs": ({},),
+}
+
+
+def _as_list(value: object) -> object:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list):
+        return cast("list[object]", value)
+    raise PydanticCustomError("stop_type", "a string or an array of strings")
+
+
+StopStrings = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
+    Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
+    BeforeValidator(_as_list),
+]
+
+
+class StreamOptions(Body):
+    """`stream_options`; without `stream` it means nothing and is accepted, as by OpenAI's SDK."""
+
+    include_usage: bool = False
+    # Accepted for load generators that send it; no backend knows the figures before the end.
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False  # accepted; this server pads nothing
+
+
+class GenerationFields(Body):
+    """The fields both dialects read."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT32)] = 0  # 0 and -1: off
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    stop: StopStrings = Field(default_factory=list)
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] = Field(
+        default_factory=list[int]
+    )
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+
+    def sampling(
+        self, *, drawn_seed: int, logprobs: bool = False, top_logprobs: int = 0
+    ) -> SamplingParams:
+        """The sampling params; a negative seed is folded to 64 bits, a missing one is the drawn."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=max(self.top_k, 0),
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=drawn_seed if self.seed is None else self.seed % 2**64,
+            stop_token_ids=tuple(self.stop_token_ids),
+            ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
+            top_logprobs=top_logprobs,
+        )
+
+
+def check_fan_out(num_prompts: int, n: int) -> None:
+    """Raises:
+    InvalidRequest: prompts times n is more than one request may ask for.
+    """
+    if num_prompts * n > MAX_CHOICES:
+        raise InvalidRequest(
+            f"n must be at most {MAX_CHOICES // num_prompts} for {num_prompts} prompts, got {n}.",
+            param="n",
+            code="integer_above_max_value",
+        )

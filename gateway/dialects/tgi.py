@@ -1,0 +1,151 @@
+"""text-generation-inference's native wire: `POST /generate`, `/generate_stream` and `/`.
+
+Streams: an event for each token from `index` 1, special ones with their own text; the last carries
+the whole text and the details. No `[DONE]`. A stop sequence stays at the end of the text, unlike
+OpenAI's. Joined texts of tokens that are not special are the generated text.
+
+Source: TGI's OpenAPI document, v3.3. Knows nothing of tenants' limits and backends.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from backends.types import (
+    UNLIMITED_TOKENS,
+    Event,
+    GenerationRequest,
+    SamplingParams,
+    TextPrompt,
+)
+from gateway.dialects.base import Reply, Stamp, Timings
+from gateway.dialects.fields import Document, read_object, validate
+from gateway.dialects.gather import gather
+from gateway.dialects.tgi_answer import TgiStream, timing_headers, whole_details
+from gateway.dialects.tgi_errors import tgi_error_reply
+from gateway.dialects.tgi_fields import GenerateBody, Parameters, check, extra_fields
+from gateway.errors import GatewayError
+
+
+class TgiRoute(enum.Enum):
+    """The three doors to the same generation."""
+
+    GENERATE = "generate"  # an object
+    GENERATE_STREAM = "generate_stream"  # a stream
+    ROOT = "root"  # as `stream` in the body says: a stream, or a list of one object
+
+
+class Tgi:
+    """The dialect, on one of its routes.
+
+    `compute_type` is the `x-compute-type` header: what the operator runs on.
+    """
+
+    name = "generate"
+
+    def __init__(self, route: TgiRoute, *, compute_type: str = "cpu") -> None:
+        self._route = route
+        self._compute_type = compute_type
+
+    def parse(self, body: bytes, stamp: Stamp) -> TgiExchange:
+        """See `Dialect.parse`."""
+        document = read_object(body)
+        fields = validate(GenerateBody, document)
+        streaming = self._route is TgiRoute.GENERATE_STREAM or (
+            self._route is TgiRoute.ROOT and fields.stream
+        )
+        check(fields, document, streaming=streaming)
+        parameters = fields.parameters
+        full_text = parameters.return_full_text
+        if full_text is None:
+            full_text = self._route is TgiRoute.ROOT
+        return TgiExchange(
+            request=_request(fields, document, stamp, streaming=streaming),
+            inputs=fields.inputs,
+            prefix=fields.inputs if full_text else "",
+            details=parameters.details or parameters.decoder_input_details,
+            seed=_sampling(parameters, stamp.seed).seed if parameters.is_sampling else None,
+            as_list=self._route is TgiRoute.ROOT,
+            compute_type=self._compute_type,
+        )
+
+    def error(self, error: GatewayError) -> Reply:
+        """See `Dialect.error`."""
+        return tgi_error_reply(error)
+
+
+def _request(
+    fields: GenerateBody, document: Document, stamp: Stamp, *, streaming: bool
+) -> GenerationRequest:
+    parameters = fields.parameters
+    return GenerationRequest(
+        request_id=stamp.request_id,
+        model="",  # this wire has none: the default
+        prompts=(TextPrompt(text=fields.inputs, truncate=parameters.truncate or 0),),
+        sampling=_sampling(parameters, stamp.seed),
+        max_tokens=min(parameters.max_new_tokens or UNLIMITED_TOKENS, UNLIMITED_TOKENS),
+        clamp_max_tokens=parameters.max_new_tokens is None,
+        stop=tuple(parameters.stop),
+        include_stop_str=True,
+        stream=streaming,
+        extra=extra_fields(document),
+    )
+
+
+def _sampling(parameters: Parameters, drawn_seed: int) -> SamplingParams:
+    temperature = 1.0 if parameters.temperature is None else parameters.temperature
+    return SamplingParams(
+        temperature=temperature if parameters.is_sampling else 0.0,
+        top_k=parameters.top_k or 0,
+        top_p=parameters.top_p or 1.0,
+        seed=drawn_seed if parameters.seed is None else parameters.seed,
+        logprobs=True,  # every reported token has one
+        top_logprobs=parameters.top_n_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TgiExchange:
+    """One request. `prefix` goes before the generated text; `seed` is null unless it was used."""
+
+    request: GenerationRequest
+    inputs: str
+    prefix: str
+    details: bool
+    seed: int | None
+    as_list: bool
+    compute_type: str
+
+    @property
+    def stream_headers(self) -> tuple[tuple[str, str], ...]:
+        """See `Exchange.stream_headers`."""
+        return (
+            ("x-compute-type", self.compute_type),
+            ("x-compute-characters", str(len(self.inputs))),
+        )
+
+    def stream(self, model: str) -> TgiStream:
+        """See `Exchange.stream`. TGI's wire does not name the model."""
+        return TgiStream(prefix=self.prefix, details=self.details, seed=self.seed)
+
+    def collect(self, model: str, events: Sequence[Event], timings: Timings) -> Reply:
+        """See `Exchange.collect`."""
+        (tokens,), finished = gather(events, num_choices=1)
+        answer: dict[str, object] = {
+            "generated_text": self.prefix + "".join(token.text for token in tokens)
+        }
+        if self.details:
+            answer["details"] = whole_details(
+                tokens,
+                finished,
+                seed=self.seed,
+                with_top_tokens=self.request.sampling.top_logprobs > 0,
+            )
+        return Reply(
+            body=orjson.dumps([answer] if self.as_list else answer),
+            headers=self.stream_headers + timing_headers(timings, finished.usage),
+        )

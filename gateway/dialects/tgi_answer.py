@@ -1,0 +1,138 @@
+"""The answers of text-generation-inference: token objects, details, stream events, headers.
+
+Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import orjson
+
+from backends.types import Event, Finished, FinishReason, Token, Usage
+from gateway.dialects.base import Timings
+from gateway.dialects.gather import finite
+from gateway.dialects.tgi_errors import tgi_error_event
+from gateway.errors import GatewayError
+
+_FINISH_NAMES = {
+    FinishReason.EOS: "eos_token",
+    FinishReason.STOP: "stop_sequence",
+    FinishReason.LENGTH: "length",
+}
+
+
+class TgiStream:
+    """The encoder of one stream.
+
+    The last token's event waits for `Finished`, which alone knows its details.
+    """
+
+    def __init__(self, *, prefix: str, details: bool, seed: int | None) -> None:
+        self._text = [prefix]
+        self._details = details
+        self._seed = seed
+        self._num_events = 0
+        # A stream without tokens still has to end in an event with its text.
+        self._last = Token(index=0, text="", special=True)
+
+    def feed(self, event: Event) -> bytes:
+        """See `StreamEncoder.feed`."""
+        if isinstance(event, Finished):
+            text = orjson.dumps("".join(self._text))
+            details = orjson.dumps(_stream_details(event, self._seed)) if self._details else b"null"
+            return self._event(self._last, text, details)
+        self._text.append(event.text)
+        if event.finish_reason is not None:
+            self._last = event
+            return b""
+        return self._event(event, b"null", b"null")
+
+    def fail(self, error: GatewayError) -> bytes:
+        """See `StreamEncoder.fail`."""
+        return tgi_error_event(error)
+
+    def _event(self, token: Token, text: bytes, details: bytes) -> bytes:
+        self._num_events += 1
+        top = orjson.dumps(top_token_objects(token)) if token.top_logprobs else b""
+        return b'data: {"index":%d,"token":%b%b%b,"generated_text":%b,"details":%b}\n\n' % (
+            self._num_events,
+            orjson.dumps(token_object(token)),
+            b',"top_tokens":' if top else b"",
+            top,
+            text,
+            details,
+        )
+
+
+def token_object(token: Token) -> dict[str, object]:
+    """`{id, text, logprob, special}`.
+
+    A special token adds no text to the answer and is shown by its name. An id the upstream did not
+    tell is 0: clients' types know no null.
+    """
+    chosen = token.logprob
+    return {
+        "id": token.token_id or 0,
+        "text": chosen.text if token.special and chosen else token.text,
+        "logprob": finite(chosen.logprob) if chosen else None,
+        "special": token.special,
+    }
+
+
+def top_token_objects(token: Token) -> list[dict[str, object]]:
+    """The likeliest alternatives, most likely first. Only of the chosen one is it known whether it
+    is special.
+    """
+    return [
+        {
+            "id": entry.token_id,
+            "text": entry.text,
+            "logprob": finite(entry.logprob),
+            "special": token.special and entry.token_id == token.token_id,
+        }
+        for entry in token.top_logprobs
+    ]
+
+
+def whole_details(
+    tokens: Sequence[Token], finished: Finished, *, seed: int | None, with_top_tokens: bool
+) -> dict[str, object]:
+    """`details` of an answer in one piece. `prefill` is empty, as from a TGI without
+    `--enable-prefill-logprobs`.
+    """
+    details = _stream_details(finished, seed) | {
+        "prefill": [],
+        "tokens": [token_object(token) for token in tokens],
+    }
+    if with_top_tokens:
+        details["top_tokens"] = [top_token_objects(token) for token in tokens]
+    return details
+
+
+def timing_headers(timings: Timings, usage: Usage) -> tuple[tuple[str, str], ...]:
+    """Where the time went: `x-compute-time` in seconds, all others in whole milliseconds."""
+    per_token_s = timings.inference_s / max(usage.completion_tokens, 1)
+    return (
+        ("x-compute-time", f"{timings.total_s:.6f}"),
+        ("x-total-time", _ms(timings.total_s)),
+        ("x-validation-time", _ms(timings.validation_s)),
+        ("x-queue-time", _ms(timings.queue_s)),
+        ("x-inference-time", _ms(timings.inference_s)),
+        ("x-time-per-token", _ms(per_token_s)),
+        ("x-prompt-tokens", str(usage.prompt_tokens)),
+        ("x-generated-tokens", str(usage.completion_tokens)),
+    )
+
+
+def _stream_details(finished: Finished, seed: int | None) -> dict[str, object]:
+    return {
+        "finish_reason": _FINISH_NAMES[finished.reasons[0]],
+        "generated_tokens": finished.usage.completion_tokens,
+        "seed": seed,
+        "input_length": finished.usage.prompt_tokens,
+    }
+
+
+def _ms(time_s: float) -> str:
+    return str(int(time_s * 1000))

@@ -1,0 +1,78 @@
+"""Liveness, readiness and metrics: what probes and scrapers see. None of it takes a queue slot.
+
+`/livez` says that the event loop turns; `/readyz` that a request would be served: a backend is
+ready, and the process is not draining. A busy backend is ready. `/health` and `/ping` are readiness
+under the names that TGI and vLLM give it.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from backends.base import BackendState, BackendStatus
+from gateway.call import Services
+
+UNHEALTHY = {"error": "unhealthy", "error_type": "healthcheck"}
+EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def services_of(request: Request) -> Services:
+    """What the composition root built."""
+    services: Services = request.state.services
+    return services
+
+
+async def statuses_of(services: Services) -> dict[str, BackendStatus]:
+    """Every backend's word on itself."""
+    return {name: await backend.status() for name, backend in services.backends.items()}
+
+
+async def live(request: Request) -> Response:
+    """The loop turns, or nobody would answer."""
+    return PlainTextResponse("ok")
+
+
+async def ready(request: Request) -> Response:
+    """Whether a request would be served now, and what each backend says."""
+    services = services_of(request)
+    statuses = await statuses_of(services)
+    is_ready = _is_ready(services, statuses)
+    body = {
+        "ready": is_ready,
+        "draining": services.drain.is_draining,
+        "policy": services.policy.digest,
+        "backends": {
+            name: {"state": status.state.value, "detail": status.detail}
+            for name, status in statuses.items()
+        },
+    }
+    return JSONResponse(body, status_code=200 if is_ready else 503)
+
+
+async def healthy(request: Request) -> Response:
+    """Readiness in TGI's and vLLM's words: an empty 200, or 503 with a JSON body."""
+    services = services_of(request)
+    if _is_ready(services, await statuses_of(services)):
+        return Response(status_code=200)
+    return JSONResponse(UNHEALTHY, status_code=503, headers={"retry-after": "1"})
+
+
+async def root(request: Request) -> Response:
+    """The same for clients of TGI, which want a status, and of Ollama, which want this text."""
+    services = services_of(request)
+    if _is_ready(services, await statuses_of(services)):
+        return PlainTextResponse("Ollama is running")
+    return JSONResponse(UNHEALTHY, status_code=503, headers={"retry-after": "1"})
+
+
+async def metrics(request: Request) -> Response:
+    """The Prometheus exposition, engine gauges read at this moment."""
+    services = services_of(request)
+    body = services.metrics.render(await statuses_of(services), services.drain.num_active)
+    return Response(body, media_type=EXPOSITION)
+
+
+def _is_ready(services: Services, statuses: dict[str, BackendStatus]) -> bool:
+    any_ready = any(status.state is BackendState.READY for status in statuses.values())
+    return any_ready and not services.drain.is_draining

@@ -1,0 +1,320 @@
+"""The life of one generation request, top to bottom. Start reading at `GenerationEndpoint.serve`.
+
+    bytes -> who asks -> what is asked -> where it goes -> a lease -> attempts -> bytes
+
+Every request ends exactly once: with a whole answer, a closed stream, an error, or because its
+client left; in every case the lease is settled and the span ended. Knows no wire format (the
+dialect does), no engine (the backend does), no rule (the policy does), no counter (the store does).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from backends.base import Tokenizing
+from backends.errors import BackendError, BackendProtocolError, BackendRejected, BackendTimeout
+from backends.types import UNLIMITED_TOKENS, Event, Finished, GenerationRequest
+from gateway.body import ClientGone, check_media_type, read_body
+from gateway.call import Call, Services
+from gateway.dialects.base import Dialect, Exchange, Stamp, StreamEncoder
+from gateway.errors import (
+    Draining,
+    GatewayError,
+    InternalError,
+    ModelNotFound,
+    Overloaded,
+    RateLimited,
+    UpstreamTimeout,
+    from_backend,
+)
+from gateway.estimate import estimate_tokens
+from gateway.policy.decide import decide
+from gateway.policy.model import Decision, Facts, Reject, RejectReason, Timeouts
+from gateway.responses import EventStream, run_while_connected, send_reply
+from gateway.telemetry import tracing
+from gateway.tenancy.keys import bearer
+from gateway.tenancy.leases import Lease
+from gateway.tenancy.limits import claims_for, rate_headers
+from gateway.tenancy.tenants import Principal
+
+log = logging.getLogger("turnout.pipeline")
+
+HOLD_STATUS_S = 0.15
+"""With nothing to fall back on, a stream's headers go out at the latest this long after admission."""
+
+Events = AsyncGenerator[Event, None]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationEndpoint:
+    """An ASGI application for one path: the dialect it speaks, and what policies call it."""
+
+    name: str
+    path: str
+    dialect: Dialect = field(repr=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        services: Services = scope["state"]["services"]
+        headers = Headers(scope=scope)
+        call = Call(
+            services=services,
+            endpoint=self.name,
+            path=self.path,
+            span=services.tracing.server_span("POST", self.path, headers),
+            stamp=Stamp(
+                request_id=secrets.token_hex(12),
+                created_s=int(services.wall_clock()),
+                seed=secrets.randbits(64),
+            ),
+            client_request_id=scope.get("request_id", ""),
+            arrived_s=services.monotonic(),
+        )
+        services.drain.num_active += 1
+        try:
+            await self.serve(call, headers, receive, send)
+        finally:
+            services.drain.num_active -= 1
+            call.record()
+
+    async def serve(self, call: Call, headers: Headers, receive: Receive, send: Send) -> None:
+        """One request, from its headers to its last byte."""
+        services = call.services
+        try:
+            if services.drain.is_draining:
+                raise Draining("This server is shutting down; send the request again.")
+            secret = bearer(headers.items())
+            principal = await services.directory.authenticate(secret, now_s=services.wall_clock())
+            call.principal = principal
+            check_media_type(headers)
+            body = await read_body(
+                headers,
+                receive,
+                limit_bytes=services.body_limit_bytes,
+                timeout_s=services.body_timeout_s,
+            )
+            exchange = self.dialect.parse(body, call.stamp)
+            work = self._answer(call, principal, exchange, send)
+            call.client_left = not await run_while_connected(work, receive)
+        except ClientGone:
+            call.client_left = True
+        except GatewayError as error:
+            await self._refuse(call, error, send)
+
+    async def _answer(
+        self, call: Call, principal: Principal, exchange: Exchange, send: Send
+    ) -> None:
+        """Decide where the request goes, hold a lease while it is answered, send the answer."""
+        services = call.services
+        try:
+            decision, prompt_tokens = await _route(call, principal, exchange.request)
+            request = replace(exchange.request, model=decision.model)
+            tokens = prompt_tokens + await _answer_tokens(services, request, decision)
+            claims = claims_for(decision.limits, principal, tokens)
+            async with services.leases.acquire(call.stamp.request_id, claims) as lease:
+                call.limit_headers = rate_headers(lease.states)
+                call.admitted_s = call.elapsed_s()
+                call.prompt_tokens = prompt_tokens
+                async with aclosing(_attempts(call, request, decision, lease)) as events:
+                    if request.stream:
+                        await _send_stream(call, exchange, decision, events, send)
+                    else:
+                        collected = [event async for event in events]
+                        reply = exchange.collect(decision.model, collected, call.timings())
+                        await send_reply(send, reply, call.headers())
+        except RateLimited as error:
+            services.metrics.limit_rejections.labels(
+                principal.tenant.name, error.limit, error.dimension
+            ).inc()
+            await self._refuse(call, error, send)
+        except (GatewayError, BackendError) as error:
+            await self._refuse(call, _as_gateway_error(error), send)
+        except Exception:  # the request's door: a bug of ours ends one request, not the process
+            log.exception("request %s failed", call.stamp.request_id)
+            await self._refuse(call, InternalError(), send)
+
+    async def _refuse(self, call: Call, error: GatewayError, send: Send) -> None:
+        """Answer with an error; nothing has been sent yet."""
+        reply = self.dialect.error(error)
+        call.fail(error, reply.status)
+        extra: tuple[tuple[str, str], ...] = ()
+        if isinstance(error, Draining):
+            extra = (("connection", "close"),)
+        elif isinstance(error, RateLimited):
+            extra = error.headers
+        await send_reply(send, reply, (*call.headers(), *extra))
+
+
+async def _route(
+    call: Call, principal: Principal, request: GenerationRequest
+) -> tuple[Decision, int]:
+    """Where it goes, decided with the exact number of prompt tokens if a tokenizer is at hand.
+
+    Returns the decision and the number of prompt tokens, exact or estimated.
+    """
+    services = call.services
+    health = {name: (await backend.status()).state for name, backend in services.backends.items()}
+    facts = Facts(
+        tenant=principal.tenant.name,
+        plan=principal.tenant.plan,
+        model=request.model,
+        endpoint=call.endpoint,
+        stream=request.stream,
+    )
+    decision = decide(services.policy, facts, health)
+    if decision.reject is not None:
+        raise rejection(decision.reject, request.model)
+    counter = services.backends[decision.attempts[0]]
+    if isinstance(counter, Tokenizing):
+        prompt_tokens = await counter.count_tokens(request.prompts)
+        decision = decide(services.policy, replace(facts, prompt_tokens=prompt_tokens), health)
+        if decision.reject is not None:
+            raise rejection(decision.reject, request.model)
+    else:
+        prompt_tokens = estimate_tokens(request.prompts)
+    call.decision = decision
+    return decision, prompt_tokens
+
+
+def rejection(reject: Reject, model: str) -> GatewayError:
+    """What the client is told of a decision that sends its request nowhere."""
+    match reject.reason:
+        case RejectReason.NO_BACKEND:
+            return Overloaded(reject.message)
+        case _:  # a tenant is not told whether a model exists that it may not use
+            return ModelNotFound(model)
+
+
+async def _answer_tokens(services: Services, request: GenerationRequest, decision: Decision) -> int:
+    """The most tokens to reserve for the answer: what was asked for, cut to the context."""
+    wanted = request.max_tokens
+    if wanted == UNLIMITED_TOKENS:
+        wanted = services.policy.estimate_output_tokens
+    context = (await services.backends[decision.attempts[0]].status()).max_model_len
+    return min(wanted, context or wanted) * request.num_choices
+
+
+async def _send_stream(
+    call: Call, exchange: Exchange, decision: Decision, events: Events, send: Send
+) -> None:
+    """Events out as they come. Before the first byte an error still gets a status of its own."""
+    encoder = exchange.stream(decision.model)
+    has_fallback = len(decision.attempts) > 1
+    stream = EventStream(
+        send,
+        (*exchange.stream_headers, *call.headers()),
+        hold_s=_timeouts(decision).first_token_s if has_fallback else HOLD_STATUS_S,
+        keep_alive_s=call.services.keep_alive_s,
+    )
+    async with asyncio.TaskGroup() as tasks:
+        keeping_alive = tasks.create_task(stream.keep_alive())
+        try:
+            failure = await _pump(events, encoder, stream)
+        finally:
+            keeping_alive.cancel()
+    if failure is not None:
+        if not stream.has_started:
+            raise failure
+        call.fail(failure, 200)
+        await stream.write(encoder.fail(failure))
+    await stream.end()
+
+
+async def _pump(events: Events, encoder: StreamEncoder, stream: EventStream) -> GatewayError | None:
+    """Encode and send every event; what ended them early, if anything did."""
+    try:
+        async for event in events:
+            await stream.write(encoder.feed(event))
+    except (GatewayError, BackendError) as error:
+        return _as_gateway_error(error)
+    except Exception:  # the request's door, inside a stream
+        log.exception("a stream failed")
+        return InternalError()
+    return None
+
+
+async def _attempts(
+    call: Call, request: GenerationRequest, decision: Decision, lease: Lease
+) -> Events:
+    """The events of the first backend that gives any: fails over before the first event only."""
+    failure: BackendError = BackendRejected("no backend was tried")
+    for name in decision.attempts:
+        call.backend = name
+        call.num_attempts += 1
+        try:
+            async with aclosing(_attempt(call, name, request, _timeouts(decision))) as events:
+                async for event in events:
+                    call.count(event)
+                    lease.tokens_used = call.tokens_used
+                    yield event
+            return
+        except BackendError as error:
+            if call.first_token_s is not None or not error.retryable:
+                raise
+            log.warning("attempt on %s failed: %s", name, error.message)
+            failure = error
+    raise failure
+
+
+async def _attempt(call: Call, name: str, request: GenerationRequest, timeouts: Timeouts) -> Events:
+    """One backend's events under the route's timeouts, with a span of its own."""
+    services = call.services
+    span = services.tracing.attempt_span(call.span, call.endpoint, name, request.model)
+    outcome = tracing.CLIENT_DISCONNECT
+    deadline_s = call.arrived_s + timeouts.total_s
+    limit_s = timeouts.first_token_s
+    last: Event | None = None
+    try:
+        async with aclosing(services.backends[name].generate(request)) as events:
+            while True:
+                now_s = services.monotonic()
+                left_s = min(limit_s, deadline_s - now_s, services.drain.remaining_s(now_s))
+                try:
+                    async with asyncio.timeout(max(left_s, 0.0)):
+                        event = await anext(events)
+                except StopAsyncIteration:
+                    break
+                last = event
+                yield event
+                limit_s = timeouts.between_tokens_s
+        if not isinstance(last, Finished):
+            raise BackendProtocolError(f"backend {name} ended without finishing")
+        outcome = "complete"
+    except TimeoutError as error:
+        outcome = "timeout"
+        raise _timeout_error(services, name, limit_s, has_begun=last is not None) from error
+    except BackendError as error:
+        outcome = type(error).__name__
+        raise
+    finally:
+        services.metrics.attempts.labels(name, outcome).inc()
+        if outcome != "complete":
+            tracing.fail(span, outcome, ours=outcome != tracing.CLIENT_DISCONNECT)
+        span.set_attribute(tracing.OUTPUT_TOKENS, call.completion_tokens)
+        span.end()
+
+
+def _timeout_error(
+    services: Services, name: str, limit_s: float, *, has_begun: bool
+) -> BackendError | GatewayError:
+    if services.drain.is_draining:
+        return Draining("This server shut down before the answer was complete.")
+    if has_begun:
+        return UpstreamTimeout(f"backend {name} sent nothing more in time")
+    return BackendTimeout(f"backend {name} sent no first token within {limit_s:g} s")
+
+
+def _timeouts(decision: Decision) -> Timeouts:
+    assert decision.timeouts is not None  # every decision that is no rejection has them
+    return decision.timeouts
+
+
+def _as_gateway_error(error: GatewayError | BackendError) -> GatewayError:
+    return from_backend(error) if isinstance(error, BackendError) else error

@@ -1,0 +1,132 @@
+"""What is wrong with a policy as a whole, though each entry is right by itself.
+
+Works on the compiled policy; takes the tree only to say where. One route is found unreachable when
+a single earlier route takes all it asks for, not when several do so together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from gateway.policy.decide import allowed_models, glob_matches
+from gateway.policy.model import Match, Policy, Route
+from gateway.policy.problems import Problem, Span
+from gateway.policy.yaml_nodes import Node, Path
+
+
+def whole_policy_problems(policy: Policy, root: Node) -> list[Problem]:
+    """Rules that never act, models that lead nowhere, limits nothing fits into."""
+    return [
+        *_unreachable_routes(policy, root),
+        *_models_without_route(policy, root),
+        *_limits_below_estimate(policy, root),
+        *_deadlines_too_short(policy, root),
+    ]
+
+
+def _unreachable_routes(policy: Policy, root: Node) -> Iterator[Problem]:
+    for index, route in enumerate(policy.routes):
+        for earlier_index, earlier in enumerate(policy.routes[:index]):
+            if _covers(policy, earlier.match, route.match):
+                yield Problem(
+                    code="unreachable-route",
+                    message=f"no request reaches route '{route.name}': "
+                    f"'{earlier.name}' before it takes all that it matches",
+                    span=_span(root, ("routes", index, "name")),
+                    also=_span(root, ("routes", earlier_index, "name")),
+                    hint="put it first, or narrow the other",
+                )
+                break
+
+
+def _models_without_route(policy: Policy, root: Node) -> Iterator[Problem]:
+    for plan in policy.plans.values():
+        for model in allowed_models(policy, plan.name):
+            if not any(_serves(route, model, plan.name) for route in policy.routes):
+                yield Problem(
+                    code="no-route-for-model",
+                    message=f"plan '{plan.name}' allows model '{model}', which no route serves",
+                    span=_span(root, ("plans", plan.name, "models")),
+                    hint="add a route that matches it, or take it from the plan",
+                )
+
+
+def _limits_below_estimate(policy: Policy, root: Node) -> Iterator[Problem]:
+    limits = {limit.name: limit for plan in policy.plans.values() for limit in plan.limits}
+    for limit in limits.values():
+        if limit.tokens is not None and limit.tokens[0] < policy.estimate_output_tokens:
+            yield Problem(
+                code="limit-below-estimate",
+                message=f"limit '{limit.name}' holds {limit.tokens[0]} tokens, but a request "
+                f"without max_tokens reserves {policy.estimate_output_tokens}: none would pass",
+                span=_span(root, ("limits", limit.name, "tokens")),
+                hint="raise it, or lower defaults.estimate_output",
+            )
+
+
+def _deadlines_too_short(policy: Policy, root: Node) -> Iterator[Problem]:
+    for index, route in enumerate(policy.routes):
+        if route.timeouts.first_token_s >= route.timeouts.total_s:
+            yield Problem(
+                code="deadline-too-short",
+                message=f"route '{route.name}' waits {route.timeouts.first_token_s:g}s for the "
+                f"first token, but for all of the answer only {route.timeouts.total_s:g}s",
+                span=_span(root, ("routes", index, "name")),
+                hint="total must be more than first_token",
+            )
+
+
+def _covers(policy: Policy, earlier: Match, later: Match) -> bool:
+    """Whether every request that `later` matches is matched by `earlier` too."""
+    return (
+        _names(policy.models, later.models) <= _names(policy.models, earlier.models)
+        and _names(policy.plans, later.plans) <= _names(policy.plans, earlier.plans)
+        and _patterns_cover(earlier.tenants, later.tenants)
+        and (not earlier.endpoints or _within(later.endpoints, earlier.endpoints))
+        and earlier.stream in (None, later.stream)
+        and _range_covers(earlier, later)
+    )
+
+
+def _names(known: Iterable[str], patterns: Sequence[str]) -> frozenset[str]:
+    """The known names that the patterns select; no pattern selects all."""
+    return frozenset(
+        name for name in known if not patterns or any(glob_matches(each, name) for each in patterns)
+    )
+
+
+def _patterns_cover(earlier: Sequence[str], later: Sequence[str]) -> bool:
+    """Taking a later pattern for a text is sound: its `*` can only be met by an earlier `*`."""
+    if not earlier or "*" in earlier:
+        return True
+    return bool(later) and all(
+        any(glob_matches(pattern, text) for pattern in earlier) for text in later
+    )
+
+
+def _within(later: Sequence[str], earlier: Sequence[str]) -> bool:
+    return bool(later) and set(later) <= set(earlier)
+
+
+def _range_covers(earlier: Match, later: Match) -> bool:
+    low, high = earlier.min_prompt_tokens, earlier.max_prompt_tokens
+    if low is None and high is None:
+        return True
+    if later.min_prompt_tokens is None and later.max_prompt_tokens is None:
+        return False  # it also takes prompts that nobody could count
+    later_low = later.min_prompt_tokens or 0
+    return (low is None or later_low >= low) and (
+        high is None or (later.max_prompt_tokens is not None and later.max_prompt_tokens <= high)
+    )
+
+
+def _serves(route: Route, model: str, plan: str) -> bool:
+    match = route.match
+    return all(
+        not patterns or any(glob_matches(each, name) for each in patterns)
+        for patterns, name in ((match.models, model), (match.plans, plan))
+    )
+
+
+def _span(root: Node, path: Path) -> Span:
+    return root.at(path).span

@@ -1,0 +1,103 @@
+"""What is wrong with a policy file, each thing with its place, and how it is shown to a person.
+
+Knows no YAML and no schema: others find the problems, this module holds and prints them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+# what YAML 1.2 takes for a line break, and two more that PyYAML counts as one
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+_NUMBER_WIDTH = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A stretch of one line: line and column count from 1, `width` in characters."""
+
+    line: int
+    column: int
+    width: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing to put right.
+
+    `hint` stands beside the caret, `write` is the text to write instead, `also` a second place
+    that the problem is about.
+    """
+
+    code: str
+    message: str
+    span: Span
+    hint: str = ""
+    write: str = ""
+    also: Span | None = None
+
+
+class PolicyError(Exception):
+    """A policy file cannot be used. Holds every problem found; as text, one block for each."""
+
+    def __init__(self, file_name: str, text: str, problems: Iterable[Problem]) -> None:
+        self.file_name = file_name
+        self.problems: tuple[Problem, ...] = tuple(
+            sorted(problems, key=lambda problem: (problem.span.line, problem.span.column))
+        )
+        lines = _LINE_BREAK.split(text)
+        super().__init__("\n\n".join(_block(file_name, lines, each) for each in self.problems))
+
+
+class Refusal(ValueError):
+    """A value that cannot be used, raised where its place is not known.
+
+    Whoever knows the place turns it into a `Problem`. `write` is the value to write instead.
+    """
+
+    def __init__(self, code: str, message: str, *, hint: str = "", write: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.write = write
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known name that `name` was most likely meant to be; empty when none is near.
+
+    Letter case counts for nothing here, since it is a common slip.
+    """
+    by_folded = {each.casefold(): each for each in known}
+    close = difflib.get_close_matches(name.casefold(), by_folded, n=1)
+    return by_folded[close[0]] if close else ""
+
+
+def did_you_mean(suggestion: str) -> str:
+    """The question to put beside a caret; empty without a suggestion."""
+    return f"did you mean '{suggestion}'?" if suggestion else ""
+
+
+def _block(file_name: str, lines: Sequence[str], problem: Problem) -> str:
+    span = problem.span
+    rows = [f"{file_name}:{span.line}:{span.column}  error[{problem.code}]  {problem.message}"]
+    if problem.also is not None:
+        rows += _excerpt(lines, problem.also, "first here")
+    rows += _excerpt(lines, span, problem.hint)
+    if problem.write:
+        rows.append(f"  write: {problem.write}")
+    return "\n".join(rows)
+
+
+def _excerpt(lines: Sequence[str], span: Span, hint: str) -> list[str]:
+    line = lines[span.line - 1] if span.line <= len(lines) else ""
+    # one column per character, and nothing that a terminal would act on
+    shown = "".join(char if char.isprintable() else " " for char in line)
+    caret = " " * (span.column - 1) + "^" * max(1, span.width)
+    return [
+        f"{span.line:>{_NUMBER_WIDTH}} | {shown}".rstrip(),
+        f"{'':>{_NUMBER_WIDTH}} | {caret} {hint}".rstrip(),
+    ]

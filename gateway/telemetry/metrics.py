@@ -1,0 +1,127 @@
+"""Every Prometheus metric of the gateway, in one table, and what is recorded when.
+
+Labels come from the loaded policy only (tenants, models, backends, routes); anything a client makes up is `other`, so the
+number of series is bounded by construction. Recording never raises: a metric that cannot be recorded is logged once.
+One process only: several gateway workers need an aggregating scrape of their own ports.
+Engine gauges keep vLLM's names, so that its dashboards and endpoint pickers work unchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from backends.base import BackendState, BackendStatus
+
+OTHER = "other"
+
+SECONDS = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600,
+)  # fmt: skip
+"""Edges for latencies: from 1 ms to ten minutes, so that neither end swallows what is measured."""
+
+STATES = {BackendState.READY: 0, BackendState.STARTING: 2, BackendState.DOWN: 1}
+"""`turnout_backend_state`: 0 ready, 1 down, 2 starting."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRecord:
+    """One finished request, however it ended. Times in seconds."""
+
+    endpoint: str
+    tenant: str
+    model: str
+    status: int
+    outcome: str  # complete | rejected | client_disconnect | error | drained
+    duration_s: float
+    first_token_s: float | None  # None: no token came
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Metrics:
+    """The gateway's metrics over one registry. Created once by the composition root."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, registry=self.registry)
+
+        def histogram(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(name, text, labels, registry=self.registry, buckets=SECONDS)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(name, text, labels, registry=self.registry)
+
+        self.requests = counter(
+            "turnout_requests",
+            "Finished requests.",
+            "endpoint",
+            "tenant",
+            "model",
+            "code",
+            "outcome",
+        )
+        self.duration = histogram(
+            "turnout_request_duration_seconds",
+            "From arrival to the last byte.",
+            "endpoint",
+            "model",
+        )
+        self.first_token = histogram(
+            "turnout_time_to_first_token_seconds", "From arrival to the first token.", "model"
+        )
+        self.tokens = counter(
+            "turnout_tokens", "Tokens of finished requests.", "tenant", "model", "kind"
+        )
+        self.limit_rejections = counter(
+            "turnout_limit_rejections", "Refused by a limit.", "tenant", "limit", "dimension"
+        )
+        self.attempts = counter("turnout_attempts", "Attempts on backends.", "backend", "outcome")
+        self.store_errors = counter("turnout_store_errors", "The limit store failed.", "operation")
+        self.in_flight = gauge("turnout_inflight_requests", "Requests being served.")
+        self.policy_info = gauge("turnout_policy_info", "The loaded policy.", "hash")
+        self.backend_state = gauge(
+            "turnout_backend_state", "0 ready, 1 down, 2 starting.", "backend"
+        )
+        self.running = gauge("vllm:num_requests_running", "Running in the engine.", "model_name")
+        self.waiting = gauge("vllm:num_requests_waiting", "Queued in the engine.", "model_name")
+        self.kv_usage = gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", "model_name")
+        self.engine_prompt_tokens = gauge(
+            "vllm:prompt_tokens_total", "Prompt tokens computed.", "model_name"
+        )
+        self.engine_generation_tokens = gauge(
+            "vllm:generation_tokens_total", "Tokens generated.", "model_name"
+        )
+
+    def record(self, record: RequestRecord) -> None:
+        """Count one finished request."""
+        self.requests.labels(
+            record.endpoint, record.tenant, record.model, str(record.status), record.outcome
+        ).inc()
+        self.duration.labels(record.endpoint, record.model).observe(record.duration_s)
+        if record.first_token_s is not None:
+            self.first_token.labels(record.model).observe(record.first_token_s)
+        for kind, count in (
+            ("input", record.prompt_tokens),
+            ("output", record.completion_tokens),
+            ("cached", record.cached_tokens),
+        ):
+            self.tokens.labels(record.tenant, record.model, kind).inc(max(count, 0))
+
+    def render(self, statuses: Mapping[str, BackendStatus], num_active: int) -> bytes:
+        """The text exposition, with the gauges as things stand right now."""
+        self.in_flight.set(num_active)
+        for name, status in statuses.items():
+            self.backend_state.labels(name).set(STATES[status.state])
+            self.running.labels(name).set(status.num_running)
+            self.waiting.labels(name).set(status.num_waiting)
+            used = status.kv_blocks_total - status.kv_blocks_free
+            self.kv_usage.labels(name).set(used / max(status.kv_blocks_total, 1))
+            self.engine_prompt_tokens.labels(name).set(status.prompt_tokens_total)
+            self.engine_generation_tokens.labels(name).set(status.generation_tokens_total)
+        return generate_latest(self.registry)

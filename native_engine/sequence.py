@@ -1,0 +1,38 @@
+"""One request on its way through the engine: its tokens, how far they are computed, its blocks.
+
+Knows neither the scheduler's rules nor the device. Position p of a sequence is that of its p-th
+known token: the prompt's come first, then those generated.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from native_engine.types import SamplingParams
+
+
+class SequenceStatus(enum.Enum):
+    """Where a sequence stands. A preempted one is waiting again."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """The mutable state of one request; two are equal only if they are the same object."""
+
+    request_id: str
+    sampling: SamplingParams
+    arrival: int  # order of add(), never reused
+    added_s: float  # the engine's clock at add()
+    token_ids: list[int]  # all known tokens: prompt, then outputs; only ever appended to
+    num_prompt_tokens: int
+    max_num_tokens: int  # the sequence ends when so many tokens are known
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_computed_tokens: int = 0  # so many leading tokens have their KV in the blocks
+    block_table: list[int] = field(default_factory=list)
+    num_preemptions: int = 0
+    queue_s: float | None = None  # set when its first step has been computed

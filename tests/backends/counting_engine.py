@@ -1,0 +1,150 @@
+"""A small real stepped engine: each sequence counts on from the last token of its prompt.
+
+No model, no torch. It keeps a waiting queue and a running set, refuses what an engine refuses, and
+can be told to be slow or to break, so that everything around an engine can be driven with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from native_engine.errors import (
+    DuplicateRequest,
+    EngineError,
+    InvalidTokenId,
+    QueueFull,
+    RequestTooLong,
+)
+from native_engine.types import (
+    EngineInfo,
+    EngineRequest,
+    EngineStats,
+    FinishReason,
+    SampledToken,
+    SequenceOutput,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    max_num_seqs: int = 4
+    max_waiting: int = 8
+    max_model_len: int = 100_000
+    vocab_size: int = 1_000
+    step_s: float = 0.0  # how long a forward pass takes
+    starts_from_seed: bool = False  # added to the last token of the prompt
+    breaks_on_token: int = -1  # the engine cannot go on once it draws this token
+    errors_on_token: int = -1  # only the sequence that draws this token ends with an error
+
+
+@dataclass(slots=True)
+class _Sequence:
+    request: EngineRequest
+    last_token: int
+    num_generated: int = 0
+
+
+class CountingEngine:
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._waiting: dict[str, _Sequence] = {}
+        self._running: dict[str, _Sequence] = {}
+        self._prompt_tokens = 0
+        self._generation_tokens = 0
+
+    @property
+    def info(self) -> EngineInfo:
+        options = self._options
+        return EngineInfo(
+            model_id="counting",
+            max_model_len=options.max_model_len,
+            vocab_size=options.vocab_size,
+            max_num_seqs=options.max_num_seqs,
+            max_waiting=options.max_waiting,
+            num_blocks=0,
+            block_size=0,
+            dtype="int",
+            device="cpu",
+            description="counts on from the last token of the prompt",
+        )
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def add(self, request: EngineRequest) -> None:
+        if request.request_id in self._waiting or request.request_id in self._running:
+            raise DuplicateRequest(f"request {request.request_id} is queued or running")
+        if not request.prompt_token_ids:
+            raise EngineError("the prompt is empty")
+        if len(request.prompt_token_ids) >= self._options.max_model_len:
+            raise RequestTooLong(f"{len(request.prompt_token_ids)} tokens do not fit")
+        if not all(0 <= token < self._options.vocab_size for token in request.prompt_token_ids):
+            raise InvalidTokenId(f"token ids go from 0 to {self._options.vocab_size - 1}")
+        if len(self._waiting) + len(self._running) >= (
+            self._options.max_num_seqs + self._options.max_waiting
+        ):
+            raise QueueFull(f"{len(self._waiting)} requests are waiting")
+        offset = request.sampling.seed if self._options.starts_from_seed else 0
+        self._waiting[request.request_id] = _Sequence(
+            request, request.prompt_token_ids[-1] + offset
+        )
+
+    def abort(self, request_id: str) -> None:
+        self._waiting.pop(request_id, None)
+        self._running.pop(request_id, None)
+
+    def step(self) -> list[SequenceOutput]:
+        time.sleep(self._options.step_s)
+        while self._waiting and len(self._running) < self._options.max_num_seqs:
+            request_id, sequence = next(iter(self._waiting.items()))
+            self._running[request_id] = self._waiting.pop(request_id)
+            self._prompt_tokens += len(sequence.request.prompt_token_ids)
+        outputs = [self._advance(sequence) for sequence in self._running.values()]
+        for output in outputs:
+            if output.finish_reason is not None or output.error is not None:
+                del self._running[output.request_id]
+        return outputs
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            prompt_tokens_total=self._prompt_tokens,
+            generation_tokens_total=self._generation_tokens,
+        )
+
+    def _advance(self, sequence: _Sequence) -> SequenceOutput:
+        request, sampling = sequence.request, sequence.request.sampling
+        sequence.last_token = token_id = (sequence.last_token + 1) % self._options.vocab_size
+        if token_id == self._options.breaks_on_token:
+            raise RuntimeError(f"token {token_id} breaks this engine")
+        if token_id == self._options.errors_on_token:
+            return SequenceOutput(request_id=request.request_id, error=f"no token {token_id} here")
+        sequence.num_generated += 1
+        self._generation_tokens += 1
+        return SequenceOutput(
+            request_id=request.request_id,
+            token=SampledToken(
+                token_id=token_id, logprob=None if sampling.num_logprobs is None else -0.5
+            ),
+            finish_reason=self._finish_reason(sequence, token_id),
+            queue_s=0.0 if sequence.num_generated == 1 else None,
+        )
+
+    def _finish_reason(self, sequence: _Sequence, token_id: int) -> FinishReason | None:
+        sampling = sequence.request.sampling
+        length = len(sequence.request.prompt_token_ids) + sequence.num_generated
+        if token_id in sampling.eos_token_ids and not sampling.ignore_eos:
+            return FinishReason.EOS
+        if token_id in sampling.stop_token_ids:
+            return FinishReason.STOP
+        if sequence.num_generated == sampling.max_tokens or length == self._options.max_model_len:
+            return FinishReason.LENGTH
+        return None
+
+
+def open_engine(options: Mapping[str, object]) -> CountingEngine:
+    return CountingEngine(Options(**options))  # type: ignore[arg-type]

@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from datetime import UTC, datetime
+
+import pytest
+
+from backends.base import Backend, BackendState, Tokenizing
+from backends.client import EngineClient
+from backends.errors import BackendRejected, PromptTooLong, StreamInterrupted
+from backends.local import LONG_PROMPT_CHARS, LocalBackend, child_seed
+from backends.types import (
+    UNLIMITED_TOKENS,
+    ChatPrompt,
+    Event,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Message,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    Token,
+    TokenPrompt,
+    Usage,
+)
+from tests.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
+from tests.backends.conftest import CountingProcess, EngineProcesses
+from tests.backends.waiting import until
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class Reciter:
+    """A local backend over an engine that counts, which makes it recite the alphabet."""
+
+    def __init__(self, engines: EngineProcesses) -> None:
+        self._engines = engines
+        self._opened: list[LocalBackend] = []
+        self.template_threads: list[str] = []
+
+    def open(self, **options: object) -> LocalBackend:
+        return self.open_on(self._engines.start(vocab_size=VOCAB_SIZE, **options))
+
+    def open_on(self, process: CountingProcess) -> LocalBackend:
+        client = EngineClient(process.socket_path)
+        backend = LocalBackend("reciter", client, byte_tokenizer(), now=self._now)
+        self._opened.append(backend)
+        return backend
+
+    async def aclose(self) -> None:
+        for backend in self._opened:
+            await backend.aclose()
+
+    def _now(self) -> datetime:
+        self.template_threads.append(threading.current_thread().name)
+        return datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+async def reciter(engines: EngineProcesses) -> AsyncIterator[Reciter]:
+    reciter = Reciter(engines)
+    yield reciter
+    await reciter.aclose()
+
+
+def request(
+    *prompts: str | Prompt,
+    max_tokens: int = UNLIMITED_TOKENS,
+    clamp_max_tokens: bool = True,
+    n: int = 1,
+    stop: tuple[str, ...] = (),
+    include_stop_str: bool = False,
+    sampling: SamplingParams = GREEDY,
+) -> GenerationRequest:
+    return GenerationRequest(
+        request_id="r",
+        model="reciter",
+        prompts=tuple(TextPrompt(text=p) if isinstance(p, str) else p for p in prompts),
+        sampling=sampling,
+        max_tokens=max_tokens,
+        clamp_max_tokens=clamp_max_tokens,
+        n=n,
+        stop=stop,
+        include_stop_str=include_stop_str,
+    )
+
+
+async def run(backend: Backend, request: GenerationRequest) -> tuple[list[Token], Finished]:
+    async with aclosing(backend.generate(request)) as stream:
+        events: list[Event] = [event async for event in stream]
+    *tokens, finished = events
+    assert isinstance(finished, Finished)
+    return [token for token in tokens if isinstance(token, Token)], finished
+
+
+async def read(stream: AsyncGenerator[Event, None]) -> None:
+    async for _ in stream:
+        pass
+
+
+def text_of(tokens: list[Token], index: int = 0) -> str:
+    return "".join(token.text for token in tokens if token.index == index)
+
+
+async def until_idle(backend: LocalBackend) -> None:
+    client = backend._client
+    await until(lambda: client.stats.num_running == client.stats.num_waiting == 0)
+
+
+async def test_answers_in_text_and_counts_tokens_exactly(reciter: Reciter) -> None:
+    tokens, finished = await run(reciter.open(), request("xyza", max_tokens=5))
+
+    assert [token.text for token in tokens] == ["b", "c", "d", "e", "f"]
+    assert finished.reasons == (FinishReason.LENGTH,)
+    assert finished.usage == Usage(prompt_tokens=4, completion_tokens=5)
+
+
+async def test_counts_the_token_that_ends_the_answer_but_does_not_show_it(
+    reciter: Reciter,
+) -> None:
+    tokens, finished = await run(reciter.open(), request("w"))
+
+    assert text_of(tokens) == "xyz"
+    assert (tokens[-1].token_id, tokens[-1].special) == (EOS_ID, True)
+    assert finished.reasons == (FinishReason.EOS,)
+    assert finished.usage.completion_tokens == 4
+
+
+async def test_goes_past_the_end_of_the_answer_when_told(reciter: Reciter) -> None:
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+
+    tokens, finished = await run(reciter.open(), request("w", max_tokens=6, sampling=sampling))
+
+    assert text_of(tokens) == "xyz|}"
+    assert finished.reasons == (FinishReason.LENGTH,)
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "bcde"), (True, "bcdefgh")])
+async def test_a_stop_string_ends_the_answer_and_the_engines_work_on_it(
+    reciter: Reciter, include: bool, text: str
+) -> None:
+    backend = reciter.open(step_s=0.001)
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+
+    tokens, finished = await run(
+        backend, request("a", stop=("fgh",), include_stop_str=include, sampling=sampling)
+    )
+
+    assert text_of(tokens) == text
+    assert finished.reasons == (FinishReason.STOP,)
+    assert finished.usage.completion_tokens == 7
+    await until_idle(backend)
+
+
+async def test_runs_every_child_of_every_prompt(reciter: Reciter) -> None:
+    tokens, finished = await run(reciter.open(), request("a", "mm", max_tokens=3, n=2))
+
+    assert [text_of(tokens, index) for index in range(4)] == ["bcd", "bcd", "nop", "nop"]
+    assert finished.reasons == (FinishReason.LENGTH,) * 4
+    assert finished.usage == Usage(prompt_tokens=3, completion_tokens=12)
+
+
+async def test_a_choice_that_stops_early_leaves_the_others(reciter: Reciter) -> None:
+    backend = reciter.open(step_s=0.001)
+
+    tokens, finished = await run(backend, request("a", "m", max_tokens=10, stop=("d",)))
+
+    assert [text_of(tokens, index) for index in range(2)] == ["bc", "nopqrstuvw"]
+    assert finished.reasons == (FinishReason.STOP, FinishReason.LENGTH)
+    assert finished.usage.completion_tokens == 13
+
+
+async def test_closing_aborts_every_choice(reciter: Reciter) -> None:
+    """S-ABORT-N."""
+    backend = reciter.open(step_s=0.001)
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    for _ in range(20):
+        async with aclosing(backend.generate(request("a", n=4, sampling=sampling))) as stream:
+            await anext(stream)
+
+    await until_idle(backend)
+
+
+async def test_reports_logprobs_when_asked(reciter: Reciter) -> None:
+    sampling = SamplingParams(temperature=0.0, logprobs=True)
+
+    tokens, _ = await run(reciter.open(), request("a", max_tokens=1, sampling=sampling))
+
+    assert tokens[0].logprob is not None
+    assert (tokens[0].logprob.raw, tokens[0].logprob.logprob) == (b"b", -0.5)
+
+
+async def test_cuts_max_tokens_to_the_context(reciter: Reciter) -> None:
+    tokens, finished = await run(reciter.open(max_model_len=10), request("abc", max_tokens=100))
+
+    assert text_of(tokens) == "defghij"
+    assert finished.reasons == (FinishReason.LENGTH,)
+
+
+async def test_refuses_what_does_not_fit_the_context_when_it_may_not_cut(reciter: Reciter) -> None:
+    backend = reciter.open(max_model_len=10)
+
+    with pytest.raises(PromptTooLong) as caught:
+        await run(backend, request("abc", max_tokens=8, clamp_max_tokens=False))
+
+    error = caught.value
+    assert (error.prompt_tokens, error.max_tokens, error.max_total_tokens) == (3, 8, 10)
+    tokens, _ = await run(backend, request("abc", clamp_max_tokens=False))
+    assert text_of(tokens) == "defghij", "no max_tokens at all means what fits"
+
+
+async def test_refuses_a_prompt_that_fills_the_context(reciter: Reciter) -> None:
+    with pytest.raises(PromptTooLong) as caught:
+        await run(reciter.open(max_model_len=10), request("abcdefghij", max_tokens=1))
+
+    assert (caught.value.prompt_tokens, caught.value.max_tokens) == (10, 0)
+
+
+async def test_refuses_more_choices_than_can_ever_be_queued(reciter: Reciter) -> None:
+    with pytest.raises(BackendRejected, match="at most 3 fit") as caught:
+        await run(reciter.open(max_num_seqs=1, max_waiting=2), request("a", n=4))
+
+    assert caught.value.param == "n"
+
+
+async def test_names_the_prompt_when_a_token_id_is_unknown(reciter: Reciter) -> None:
+    with pytest.raises(BackendRejected) as caught:
+        await run(reciter.open(), request(TokenPrompt(token_ids=(1, 257))))
+
+    assert caught.value.param == "prompt"
+
+
+async def test_gives_each_choice_a_seed_of_its_own(reciter: Reciter) -> None:
+    """E-SEED: the same request gives the same answers, and the choices differ."""
+    backend = reciter.open(starts_from_seed=True)
+    sampling = SamplingParams(seed=5)
+
+    tokens, _ = await run(backend, request("a", max_tokens=8, n=3, sampling=sampling))
+    again, _ = await run(backend, request("a", max_tokens=8, n=3, sampling=sampling))
+    alone, _ = await run(backend, request("a", max_tokens=8, sampling=sampling))
+
+    answers = [[t.token_id for t in tokens if t.index == index] for index in range(3)]
+    assert answers == [[t.token_id for t in again if t.index == index] for index in range(3)]
+    assert len({tuple(answer) for answer in answers}) == 3
+    assert text_of(alone) == "ghijklmn", "a choice alone has the client's own seed"
+
+
+def test_child_seeds_are_64_bits_and_differ() -> None:
+    seeds = {child_seed(seed, index) for seed in (0, 1, 2**64 - 1) for index in range(100)}
+
+    assert len(seeds) == 300
+    assert all(0 <= seed < 2**64 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    ("num_chars", "in_loop"), [(LONG_PROMPT_CHARS, True), (LONG_PROMPT_CHARS + 1, False)]
+)
+async def test_encodes_a_long_prompt_outside_the_loop(
+    reciter: Reciter, num_chars: int, in_loop: bool
+) -> None:
+    """E-LONG-PROMPT-BLOCKS-LOOP."""
+    backend = reciter.open()
+    reciter.template_threads.clear()  # of compiling it
+    messages = (Message(role="user", content="x" * num_chars),)
+
+    assert await backend.count_tokens((ChatPrompt(messages=messages),)) == num_chars + 4
+
+    assert {name == "MainThread" for name in reciter.template_threads} == {in_loop}
+
+
+async def test_counts_and_shows_the_tokens_of_a_prompt(reciter: Reciter) -> None:
+    backend = reciter.open()
+    assert isinstance(backend, Tokenizing)
+
+    assert await backend.count_tokens((TextPrompt(text="abc"), TextPrompt(text="d"))) == 4
+    assert [(t.token_id, t.text) for t in await backend.encode(TextPrompt(text="ab"))] == [
+        (97, "a"),
+        (98, "b"),
+    ]
+
+
+async def test_tells_what_it_last_heard_of_its_engine(reciter: Reciter) -> None:
+    backend = reciter.open(max_num_seqs=3, max_waiting=4, max_model_len=50)
+    assert (await backend.status()).state is BackendState.STARTING
+
+    await run(backend, request("abc", max_tokens=5))
+
+    status = await backend.status()
+    assert status.state is BackendState.READY
+    assert (status.model_id, status.max_model_len) == ("counting", 50)
+    assert status.max_concurrent_requests == 7
+    assert (status.prompt_tokens_total, status.generation_tokens_total) == (3, 5)
+
+
+async def test_an_engine_that_dies_interrupts_the_answer(
+    reciter: Reciter, engines: EngineProcesses
+) -> None:
+    process = engines.start(vocab_size=VOCAB_SIZE, step_s=0.001)
+    backend = reciter.open_on(process)
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    stream = backend.generate(request("a", sampling=sampling))
+    await anext(stream)
+
+    process.kill()
+
+    with pytest.raises(StreamInterrupted):
+        await read(stream)
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)

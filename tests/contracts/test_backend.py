@@ -1,0 +1,307 @@
+"""What `backends.base` promises, held against every backend there is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from backends.base import Backend, BackendState, Tokenizing
+from backends.client import EngineClient
+from backends.errors import BackendError, BackendRejected, BackendUnavailable, PromptTooLong
+from backends.local import LocalBackend
+from backends.registry import BackendSpec, host_command, open_backend
+from backends.types import (
+    UNLIMITED_TOKENS,
+    Event,
+    Finished,
+    FinishReason,
+    GenerationRequest,
+    Prompt,
+    SamplingParams,
+    TextPrompt,
+    Token,
+    TokenPrompt,
+)
+from tests.backends.byte_tokenizer import VOCAB_SIZE, byte_tokenizer
+from tests.backends.conftest import REPOSITORY, EngineProcess, counting_command
+
+MODEL = REPOSITORY / ".turnout" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+PROMPT = TextPrompt(text="Once upon a time there was")
+
+
+class Kinds:
+    """Opens backends of every kind. Their engine processes are started once, for all tests."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._processes: dict[str, EngineProcess] = {}
+
+    async def open(self, kind: str) -> Backend:
+        if kind == "local":
+            return self._open_local()
+        spec = BackendSpec(
+            name=kind,
+            engine=kind,
+            model="default",
+            options={"max_num_seqs": 8, "max_model_len": 256} if kind == "native" else {},
+            model_path=MODEL,
+            socket_path=self._directory / f"{kind}.sock",
+        )
+        command = host_command(spec)
+        if command is not None and kind not in self._processes:
+            self._processes[kind] = EngineProcess(command)
+        return await open_backend(spec)
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.kill()
+
+    def _open_local(self) -> Backend:
+        socket_path = self._directory / "local.sock"
+        if "local" not in self._processes:
+            options = {"vocab_size": VOCAB_SIZE, "step_s": 0.001, "max_model_len": 10_000}
+            self._processes["local"] = EngineProcess(counting_command(socket_path, options))
+        return LocalBackend(
+            "local",
+            EngineClient(socket_path),
+            byte_tokenizer(),
+            now=lambda: datetime(2026, 1, 1, tzinfo=UTC),
+        )
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kinds]:
+    kinds = Kinds(tmp_path_factory.mktemp("engines"))
+    yield kinds
+    kinds.close()
+
+
+@pytest.fixture(params=["echo", "local", pytest.param("native", marks=pytest.mark.weights)])
+async def backend(request: pytest.FixtureRequest, kinds: Kinds) -> AsyncIterator[Backend]:
+    backend = await kinds.open(request.param)
+    yield backend
+    await backend.aclose()
+
+
+def request(
+    *prompts: Prompt,
+    max_tokens: int = UNLIMITED_TOKENS,
+    clamp_max_tokens: bool = True,
+    n: int = 1,
+    stop: tuple[str, ...] = (),
+    ignore_eos: bool = True,
+    logprobs: bool = False,
+    request_id: str = "r",
+) -> GenerationRequest:
+    return GenerationRequest(
+        request_id=request_id,
+        model="m",
+        prompts=prompts or (PROMPT,),
+        sampling=SamplingParams(temperature=0.0, ignore_eos=ignore_eos, logprobs=logprobs),
+        max_tokens=max_tokens,
+        clamp_max_tokens=clamp_max_tokens,
+        n=n,
+        stop=stop,
+    )
+
+
+async def run(backend: Backend, request: GenerationRequest) -> tuple[list[Token], Finished]:
+    """All events, of which exactly the last is `Finished`."""
+    async with aclosing(backend.generate(request)) as stream:
+        events = [event async for event in stream]
+    tokens = [event for event in events if isinstance(event, Token)]
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert len(tokens) == len(events) - 1
+    return tokens, finished
+
+
+async def read(stream: AsyncGenerator[Event, None]) -> None:
+    async for _ in stream:
+        pass
+
+
+def text_of(tokens: list[Token], index: int = 0) -> str:
+    return "".join(token.text for token in tokens if token.index == index)
+
+
+async def until_status(backend: Backend, holds: Callable[[int, int], bool]) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            status = await backend.status()
+            if holds(status.num_running, status.num_waiting):
+                return
+            await asyncio.sleep(0.005)
+
+
+async def test_the_last_token_of_each_choice_alone_has_its_finish_reason(backend: Backend) -> None:
+    tokens, finished = await run(backend, request(PROMPT, PROMPT, max_tokens=6, n=2))
+
+    assert len(finished.reasons) == 4
+    for index, reason in enumerate(finished.reasons):
+        reasons = [token.finish_reason for token in tokens if token.index == index]
+        assert reasons == [None] * (len(reasons) - 1) + [reason]
+
+
+async def test_usage_is_exact(backend: Backend) -> None:
+    assert isinstance(backend, Tokenizing)
+    other = TextPrompt(text="A second prompt")
+
+    tokens, finished = await run(backend, request(PROMPT, other, max_tokens=6, n=2))
+
+    assert finished.usage.completion_tokens == len(tokens) == 24
+    assert finished.usage.prompt_tokens == await backend.count_tokens((PROMPT, other))
+    assert not finished.usage.estimated
+
+
+async def test_ends_at_max_tokens(backend: Backend) -> None:
+    tokens, finished = await run(backend, request(max_tokens=1))
+
+    assert len(tokens) == 1
+    assert finished.reasons == (FinishReason.LENGTH,)
+
+
+async def test_ends_before_a_stop_string_and_shows_nothing_of_it(backend: Backend) -> None:
+    """S-STOP-SPLIT."""
+    whole = text_of((await run(backend, request(max_tokens=12)))[0])
+    stop = whole[4:7]
+
+    tokens, finished = await run(backend, request(max_tokens=12, stop=(stop, "never said")))
+
+    assert text_of(tokens) == whole[: whole.index(stop)]
+    assert finished.reasons == (FinishReason.STOP,)
+    assert finished.usage.completion_tokens == len(tokens)
+
+
+async def test_tokens_of_a_choice_come_in_the_order_they_have_alone(backend: Backend) -> None:
+    alone, _ = await run(backend, request(max_tokens=10))
+
+    together, _ = await run(backend, request(max_tokens=10, n=3))
+
+    for index in range(3):
+        ids = [token.token_id for token in together if token.index == index]
+        assert ids == [token.token_id for token in alone]
+
+
+async def test_requests_run_side_by_side_without_touching_each_other(backend: Backend) -> None:
+    alone, _ = await run(backend, request(max_tokens=20))
+
+    results = await asyncio.gather(
+        *(run(backend, request(max_tokens=4 * i, request_id=f"{i}")) for i in range(1, 6))
+    )
+
+    for i, (tokens, _) in enumerate(results, start=1):
+        assert [t.token_id for t in tokens] == [t.token_id for t in alone[: 4 * i]]
+
+
+async def test_reports_the_logprob_of_every_token_when_asked(backend: Backend) -> None:
+    tokens, _ = await run(backend, request(max_tokens=3, logprobs=True))
+
+    assert [token.logprob and token.logprob.token_id for token in tokens] == [
+        token.token_id for token in tokens
+    ]
+    assert all(token.logprob is not None and token.logprob.logprob <= 0.0 for token in tokens)
+
+
+async def test_closing_the_generator_aborts_all_choices(backend: Backend) -> None:
+    """S-ABORT-N."""
+    async with aclosing(backend.generate(request(n=3))) as stream:
+        await anext(stream)
+        await until_status(backend, lambda running, _: running > 0)
+
+    await until_status(backend, lambda running, waiting: running == waiting == 0)
+
+
+async def test_a_cancelled_reader_aborts_its_request_alone(backend: Backend) -> None:
+    """S-CANCEL-CASCADE."""
+    alone, _ = await run(backend, request(max_tokens=30))
+    other = asyncio.create_task(run(backend, request(max_tokens=30)))
+    cancelled = [
+        asyncio.create_task(read(backend.generate(request(request_id=f"c{i}")))) for i in range(4)
+    ]
+    await until_status(backend, lambda running, _: running > 0)
+
+    for task in cancelled:
+        task.cancel()
+    await asyncio.wait(cancelled)
+
+    tokens, _ = await other
+    assert [token.token_id for token in tokens] == [token.token_id for token in alone]
+    await until_status(backend, lambda running, waiting: running == waiting == 0)
+
+
+async def test_says_in_figures_that_a_prompt_is_too_long(backend: Backend) -> None:
+    await run(backend, request(max_tokens=1))
+    max_model_len = (await backend.status()).max_model_len
+    prompt = TokenPrompt(token_ids=(5,) * (max_model_len + 3))
+
+    with pytest.raises(PromptTooLong) as caught:
+        await run(backend, request(prompt))
+
+    error = caught.value
+    assert (error.prompt_tokens, error.max_total_tokens) == (max_model_len + 3, max_model_len)
+    assert not error.retryable
+
+
+async def test_cuts_max_tokens_to_the_context_or_refuses_as_told(backend: Backend) -> None:
+    await run(backend, request(max_tokens=1))
+    max_model_len = (await backend.status()).max_model_len
+    prompt = TokenPrompt(token_ids=(5,) * (max_model_len - 3))
+
+    tokens, finished = await run(backend, request(prompt, max_tokens=10))
+
+    assert len(tokens) == 3
+    assert finished.reasons == (FinishReason.LENGTH,)
+    with pytest.raises(PromptTooLong):
+        await run(backend, request(prompt, max_tokens=10, clamp_max_tokens=False))
+
+
+async def test_refuses_a_prompt_of_nothing_and_goes_on(backend: Backend) -> None:
+    with pytest.raises(BackendRejected):
+        await run(backend, request(TokenPrompt(token_ids=())))
+
+    tokens, _ = await run(backend, request(max_tokens=2))
+    assert len(tokens) == 2
+
+
+async def test_encodes_what_it_counts(backend: Backend) -> None:
+    assert isinstance(backend, Tokenizing)
+
+    tokens = await backend.encode(PROMPT)
+
+    assert len(tokens) == await backend.count_tokens((PROMPT,))
+    assert "".join(token.text for token in tokens) == PROMPT.text
+    assert [PROMPT.text[token.start : token.stop] for token in tokens] == [t.text for t in tokens]
+
+
+async def test_closing_the_backend_ends_every_request_with_an_error(backend: Backend) -> None:
+    running = backend.generate(request())
+    await anext(running)
+
+    await backend.aclose()
+    await backend.aclose()
+
+    with pytest.raises(BackendError):
+        await read(running)
+    with pytest.raises(BackendUnavailable):
+        await run(backend, request(max_tokens=1))
+    assert (await backend.status()).state is BackendState.DOWN
+
+
+async def test_tells_its_state_without_waiting(backend: Backend) -> None:
+    assert (await backend.status()).state in (BackendState.STARTING, BackendState.READY)
+
+    await run(backend, request(max_tokens=1))
+
+    status = await backend.status()
+    assert status.state is BackendState.READY
+    assert status.detail == ""
+    assert status.max_model_len > 0
+    assert status.max_concurrent_requests > 0
+    assert status.prompt_tokens_total > 0
+    assert backend.name

@@ -1,0 +1,406 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from huggingface_hub.inference._common import _stream_chat_completion_response
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+
+from backends.types import (
+    UNLIMITED_TOKENS,
+    Event,
+    FinishReason,
+    GenerationRequest,
+    SamplingParams,
+)
+from gateway.dialects.openai_chat import ChatExchange, OpenAIChat
+from gateway.errors import InvalidRequest, UnsupportedValue, UpstreamFailed
+from tests.gateway.dialects.events import (
+    STAMP,
+    TIMINGS,
+    body,
+    chat_body,
+    data_lines,
+    end_of_turn,
+    entry,
+    finished,
+    streamed,
+    token,
+)
+
+DIALECT = OpenAIChat()
+HEAD = (
+    b'{"id":"chatcmpl-r1","object":"chat.completion.chunk","created":1700000000,"model":"m",'
+    b'"service_tier":"default","system_fingerprint":"fp_62c66a7a5d","choices":['
+)
+
+
+def exchange(**fields: object) -> ChatExchange:
+    return DIALECT.parse(chat_body(**fields), STAMP)
+
+
+def request(**fields: object) -> GenerationRequest:
+    return exchange(**fields).request
+
+
+def refusal(**fields: object) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        exchange(**fields)
+    return caught.value
+
+
+def chunks(stream: bytes) -> list[Any]:
+    """The chunks of a whole stream, each checked against openai-python's strict types."""
+    *payloads, end = data_lines(stream)
+    assert end == "[DONE]"
+    for payload in payloads:
+        ChatCompletionChunk.model_validate_json(payload, strict=True)
+    return [json.loads(payload) for payload in payloads]
+
+
+def test_defaults_are_openai_s() -> None:
+    made = request()
+    assert made.sampling == SamplingParams(temperature=1.0, top_p=1.0, seed=STAMP.seed)
+    assert made.max_tokens == UNLIMITED_TOKENS
+    assert made.clamp_max_tokens
+    assert (made.n, made.stop, made.stream, made.include_stop_str) == (1, (), False, False)
+    assert (made.model, made.extra) == ("m", {})
+
+
+def test_reads_every_field_the_engine_can_follow() -> None:
+    made = request(
+        temperature=0,
+        top_p=0.5,
+        top_k=40,
+        min_p=0.1,
+        seed=-1,
+        n=2,
+        stop=["a", "b"],
+        stop_token_ids=[7],
+        ignore_eos=True,
+        include_stop_str_in_output=True,
+        max_tokens=10**12,
+        logprobs=True,
+        top_logprobs=3,
+        stream=True,
+    )
+    assert made.sampling == SamplingParams(
+        temperature=0,
+        top_p=0.5,
+        top_k=40,
+        min_p=0.1,
+        seed=2**64 - 1,
+        stop_token_ids=(7,),
+        ignore_eos=True,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    assert (made.n, made.stop, made.include_stop_str, made.stream) == (2, ("a", "b"), True, True)
+    assert made.max_tokens == UNLIMITED_TOKENS
+
+
+def test_every_optional_field_may_be_null() -> None:
+    names = (
+        "temperature top_p top_k min_p n stop seed stream stream_options max_tokens logprobs "
+        "max_completion_tokens top_logprobs stop_token_ids ignore_eos tools tool_choice logit_bias "
+        "frequency_penalty presence_penalty response_format user metadata add_generation_prompt "
+        "chat_template_kwargs continue_final_message echo min_tokens best_of functions"
+    )
+    assert request(**dict.fromkeys(names.split())) == request()
+
+
+@pytest.mark.parametrize("model", ["", "tgi", "dummy", "http://127.0.0.1:8000"])
+def test_placeholder_models_are_the_policy_s_business(model: str) -> None:
+    assert request(model=model).model == model
+
+
+@pytest.mark.parametrize("fields", [{}, {"model": None}])
+def test_asks_for_a_model(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match="you must provide a model parameter"):
+        DIALECT.parse(body(**fields), STAMP)
+
+
+def test_max_completion_tokens_wins_over_max_tokens() -> None:
+    assert request(max_tokens=9, max_completion_tokens=2).max_tokens == 2
+
+
+@pytest.mark.parametrize(("top_k", "kept"), [(0, 0), (-1, 0), (1, 1)])
+def test_top_k_of_zero_and_minus_one_is_off(top_k: int, kept: int) -> None:
+    assert request(top_k=top_k).sampling.top_k == kept
+
+
+@pytest.mark.parametrize(("stop", "kept"), [("a", ("a",)), ([], ()), (["a", "b"], ("a", "b"))])
+def test_stop_is_a_string_or_a_list(stop: object, kept: tuple[str, ...]) -> None:
+    assert request(stop=stop).stop == kept
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"top_p": 1.0}, {"temperature": 0}, {"temperature": -0.0}, {"temperature": 0, "n": 2}],
+)
+def test_accepts_what_openai_accepts_at_the_edges(fields: dict[str, object]) -> None:
+    """G-PARAM-EDGE: stricter ranges are TGI's own wire's."""
+    assert request(**fields).num_choices >= 1
+
+
+@pytest.mark.parametrize(
+    ("param", "values"),
+    [
+        ("temperature", [-1, 2.1, 5, True, "0.5", [], 10**30]),
+        ("top_p", [0, -0.1, 1.1, True, "1"]),
+        ("top_k", [-5, 1.5, 2**31, True]),
+        ("min_p", [-0.1, 2]),
+        ("n", [0, -1, 129, 10**6, True, "1", 1.0]),
+        ("seed", [2**63, -(2**63) - 1, 1.5, "1"]),
+        ("max_tokens", [0, -5, 1.5, "5", True]),
+        ("max_completion_tokens", [0, -1]),
+        ("top_logprobs", [-1, 21, 50000]),
+        ("logprobs", [1, "true"]),
+        ("stream", [1, "true"]),
+        ("stop", [4, {}, ["a"] * 17, ["a"] * 100_000]),
+        ("stop[0]", [""]),
+        ("stop_token_ids", [5, [1] * 129]),
+        ("model", [5, "m" * 1025]),
+        ("stream_options", [5]),
+    ],
+)
+def test_refuses_values_out_of_range_naming_the_parameter(param: str, values: list[object]) -> None:
+    """I-SAMPLING-RANGE, I-FANOUT, I-MAX-TOKENS-ZERO."""
+    for value in values:
+        error = refusal(**{param.removesuffix("[0]"): value})
+        assert error.param == param, value
+        assert param in error.message
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**31, 2**63])
+def test_refuses_stop_token_ids_no_vocabulary_has(token_id: int) -> None:
+    """I-STOP-IDS-OOV: the vocabulary itself is the backend's to check."""
+    assert refusal(stop_token_ids=[token_id]).param == "stop_token_ids[0]"
+
+
+def test_refuses_a_stop_string_of_a_megabyte() -> None:
+    assert refusal(stop="x" * 10**6).code == "invalid_value"
+    assert request(stop="x" * 1024).stop == ("x" * 1024,)
+
+
+def test_top_logprobs_need_logprobs() -> None:
+    assert "`logprobs` must be set to true" in refusal(top_logprobs=2).message
+    assert request(top_logprobs=0).sampling.top_logprobs == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "neutral", "asking"),
+    [
+        ("frequency_penalty", 0, 0.5),
+        ("presence_penalty", 0.0, -2),
+        ("repetition_penalty", 1, 1.1),
+        ("logit_bias", {}, {"5": 100}),
+        ("response_format", {"type": "text"}, {"type": "json_object"}),
+        ("tools", [], [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "none", "auto"),
+        ("min_tokens", 0, 5),
+        ("best_of", 1, 2),
+        ("echo", False, True),
+        ("return_token_ids", False, True),
+        ("modalities", ["text"], ["text", "audio"]),
+    ],
+)
+def test_fields_that_are_not_built_may_ask_for_nothing(
+    name: str, neutral: object, asking: object
+) -> None:
+    assert request(**{name: neutral}) == request()
+    error = refusal(**{name: asking})
+    assert isinstance(error, UnsupportedValue)
+    assert error.param == name
+    assert "remove it" in error.message
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["structured_outputs", "guided_json", "guided_regex", "prompt_logprobs", "audio"]
+    + ["chat_template", "web_search_options", "truncate_prompt_tokens"],
+)
+def test_fields_that_are_not_built_and_never_ask_for_nothing(name: str) -> None:
+    """I-CHAT-TEMPLATE-DOS among them: a client's template is never run."""
+    assert refusal(**{name: "x"}).param == name
+
+
+def test_tools_the_client_forbids_to_call_are_not_shown() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert request(tools=tools, tool_choice="none") == request()
+    assert request(functions=[{"name": "f"}], function_call="none") == request()
+
+
+def test_bookkeeping_is_ignored_and_unknown_fields_are_passed_on() -> None:
+    made = request(user="u", store=True, metadata={"k": "v"}, verbosity="low", num_ctx=4096)
+    assert made.extra == {"num_ctx": 4096}
+
+
+@pytest.mark.parametrize("name", ["model", "user", "stop"])
+def test_a_lone_surrogate_is_refused(name: str) -> None:
+    """I-SURROGATE."""
+    with pytest.raises(InvalidRequest):
+        DIALECT.parse(chat_body(**{name: "a\udc00b"}), STAMP)
+
+
+def test_a_null_character_is_text() -> None:
+    prompt = DIALECT.parse(chat_body("a\x00b"), STAMP).request.prompts[0]
+    assert "a\x00b" in str(getattr(prompt, "messages", ())).encode().decode("unicode_escape")
+
+
+def test_golden_stream() -> None:
+    events: list[Event] = [token("Hé"), token(""), token('"\n'), end_of_turn(), finished()]
+    assert streamed(exchange(stream=True).stream("m"), events) == b"".join(
+        [
+            b"data: ",
+            HEAD,
+            b'{"index":0,"delta":{"role":"assistant","content":"","refusal":null},'
+            b'"logprobs":null,"finish_reason":null}]}\n\ndata: ',
+            HEAD,
+            '{"index":0,"delta":{"content":"Hé"},"logprobs":null,"finish_reason":null}]}\n\n'
+            "data: ".encode(),
+            HEAD,
+            b'{"index":0,"delta":{"content":"\\"\\n"},"logprobs":null,"finish_reason":null}]}\n\n'
+            b"data: ",
+            HEAD,
+            b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}]}\n\n',
+            b"data: [DONE]\n\n",
+        ]
+    )
+
+
+def test_golden_usage_chunk_comes_last_and_the_others_say_null() -> None:
+    """S-USAGE-OPT-IN."""
+    made = exchange(stream=True, stream_options={"include_usage": True})
+    stream = streamed(made.stream("m"), [token("a"), end_of_turn(), finished(cached_tokens=1)])
+    *others, usage, end = stream.split(b"\n\n")[:-1]
+    assert end == b"data: [DONE]"
+    assert len(others) == 3
+    assert all(chunk.endswith(b'}],"usage":null}') for chunk in others)
+    assert usage == b"data: " + HEAD + (
+        b'],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,'
+        b'"prompt_tokens_details":{"cached_tokens":1,"audio_tokens":0},'
+        b'"completion_tokens_details":{"reasoning_tokens":0,"audio_tokens":0,'
+        b'"accepted_prediction_tokens":0,"rejected_prediction_tokens":0}}}'
+    )
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
+def test_no_usage_unless_asked_for(options: object) -> None:
+    """S-USAGE-OPT-IN."""
+    made = exchange(stream=True, stream_options=options)
+    stream = streamed(made.stream("m"), [token("a"), end_of_turn(), finished()])
+    assert all("usage" not in chunk for chunk in chunks(stream))
+
+
+def test_accepts_running_usage_and_reports_it_at_the_end() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    stream = streamed(exchange(stream_options=options).stream("m"), [end_of_turn(), finished()])
+    assert chunks(stream)[-1]["usage"]["total_tokens"] == 5
+
+
+def test_the_stream_is_one_object_with_a_delta_in_every_choice() -> None:
+    """S-DELTA-ALWAYS, S-STOP-EMPTY-DELTAS."""
+    events = [token("a"), token(""), token("b"), end_of_turn(), finished()]
+    sent = chunks(streamed(exchange(stream=True).stream("m"), events))
+    assert len({(chunk["id"], chunk["model"], chunk["created"]) for chunk in sent}) == 1
+    deltas = [choice["delta"] for chunk in sent for choice in chunk["choices"]]
+    assert [delta.get("content") for delta in deltas] == ["", "a", "b", None]
+
+
+def test_several_choices_interleave_and_end_once() -> None:
+    """S-DONE-ONCE."""
+    events = [
+        token("a", index=1),
+        token("b", index=0),
+        token("c", index=1, finish=FinishReason.LENGTH),
+        token("", index=0, finish=FinishReason.STOP),
+        finished(FinishReason.STOP, FinishReason.LENGTH, completion_tokens=4),
+    ]
+    stream = streamed(exchange(n=2, stream=True).stream("m"), events)
+    assert stream.count(b"[DONE]") == 1
+    sent = [choice for chunk in chunks(stream) for choice in chunk["choices"]]
+    assert [choice["index"] for choice in sent] == [0, 1, 1, 0, 1, 1, 0]
+    assert [(c["index"], c["finish_reason"]) for c in sent if c["finish_reason"]] == [
+        (1, "length"),
+        (0, "stop"),
+    ]
+
+
+def test_a_choice_without_a_token_still_ends() -> None:
+    stream = streamed(exchange().stream("m"), [finished(FinishReason.LENGTH)])
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks(stream)] == [None, "length"]
+
+
+def test_logprobs_of_tokens_without_text_come_with_the_next_text() -> None:
+    events = [
+        token("", chosen=entry("h"), top=(entry("h"), entry("j", -2.0))),
+        token("hi", chosen=entry("i", -0.25)),
+        end_of_turn(),
+        finished(),
+    ]
+    made = exchange(logprobs=True, top_logprobs=2, stream=True)
+    sent = chunks(streamed(made.stream("m"), events))
+    items = [chunk["choices"][0]["logprobs"] for chunk in sent]
+    assert [item and [one["token"] for one in item["content"]] for item in items] == [
+        None,
+        ["h", "i"],
+        ["<|im_end|>"],
+        None,
+    ]
+    assert items[1]["content"][0] == {
+        "token": "h",
+        "logprob": -0.5,
+        "bytes": [104],
+        "top_logprobs": [
+            {"token": "h", "logprob": -0.5, "bytes": [104]},
+            {"token": "j", "logprob": -2.0, "bytes": [106]},
+        ],
+    }
+
+
+def test_minus_infinity_is_a_number_json_has() -> None:
+    events = [token("a", chosen=entry("a", float("-inf"))), end_of_turn(), finished()]
+    sent = chunks(streamed(exchange(logprobs=True).stream("m"), events))
+    assert sent[1]["choices"][0]["logprobs"]["content"][0]["logprob"] == -9999.0
+
+
+def test_a_stream_that_fails_has_an_error_and_no_end() -> None:
+    encoder = exchange(stream=True).stream("m")
+    stream = encoder.feed(token("a")) + encoder.fail(UpstreamFailed("gone"))
+    last = json.loads(data_lines(stream)[-1])
+    assert last["error"]["code"] == "upstream_error"
+    assert b"[DONE]" not in stream
+
+
+def test_huggingface_hub_reads_the_stream() -> None:
+    events = [token("a"), token("b"), end_of_turn(), finished()]
+    stream = streamed(exchange(stream=True).stream("m"), events).decode()
+    outputs = list(_stream_chat_completion_response(stream.split("\n")))
+    assert "".join(output.choices[0].delta.content or "" for output in outputs) == "ab"
+    assert outputs[-1].choices[0].finish_reason == "stop"
+
+
+def test_golden_whole_answer() -> None:
+    events = [token("a"), token("b"), end_of_turn(), finished()]
+    reply = exchange().collect("m", events, TIMINGS)
+    ChatCompletion.model_validate_json(reply.body, strict=True)
+    assert reply.body == (
+        b'{"id":"chatcmpl-r1","object":"chat.completion","created":1700000000,"model":"m",'
+        b'"service_tier":"default","system_fingerprint":"fp_62c66a7a5d","choices":[{"index":0,'
+        b'"message":{"role":"assistant","content":"ab","refusal":null,"annotations":[]},'
+        b'"logprobs":null,"finish_reason":"stop"}],"usage":{"prompt_tokens":3,'
+        b'"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":0,'
+        b'"audio_tokens":0},"completion_tokens_details":{"reasoning_tokens":0,"audio_tokens":0,'
+        b'"accepted_prediction_tokens":0,"rejected_prediction_tokens":0}}}'
+    )
+
+
+def test_a_whole_answer_reports_every_token_s_logprob() -> None:
+    events = [token("", chosen=entry("h")), token("hi", chosen=entry("i")), end_of_turn()]
+    reply = exchange(logprobs=True).collect("m", [*events, finished()], TIMINGS)
+    ChatCompletion.model_validate_json(reply.body, strict=True)
+    logprobs = json.loads(reply.body)["choices"][0]["logprobs"]
+    assert [item["token"] for item in logprobs["content"]] == ["h", "i", "<|im_end|>"]
+    assert [item["top_logprobs"] for item in logprobs["content"]] == [[], [], []]

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.gateway.policy.examples import TEXT, problems_after, problems_in
+
+
+def with_routes(*matches: str) -> str:
+    """The example policy with these matches as its routes r0, r1, … and a last one for all."""
+    head, _, tail = TEXT.partition("routes:\n")
+    _, _, tail = tail.partition("defaults:")
+    routes = "".join(
+        f"  - {{name: r{index}, match: {match}, use: small}}\n"
+        for index, match in enumerate(matches)
+    )
+    return f"{head}routes:\n{routes}  - {{name: last, use: small}}\ndefaults:{tail}"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ("{model: chat}", "{model: chat}"),
+        ("{model: [chat, team/big]}", "{plan: pro}"),  # all the models there are
+        ('{model: "*"}', "{stream: true}"),
+        ('{tenant: "a*"}', "{tenant: abc}"),
+        ('{tenant: "a*"}', '{tenant: "ab*c", model: chat}'),
+        ('{tenant: ["x", "a*"]}', '{tenant: ["x", "ab"]}'),
+        ("{endpoint: [chat, generate]}", "{endpoint: chat}"),
+        ("{stream: true}", "{stream: true, plan: pro}"),
+        ("{prompt_tokens: {over: 1k}}", "{prompt_tokens: {over: 2k}}"),
+        ("{prompt_tokens: {under: 9k}}", "{prompt_tokens: {between: [1k, 8k]}}"),
+    ],
+)
+def test_finds_a_route_that_an_earlier_one_shadows(earlier: str, later: str) -> None:
+    found = problems_in(with_routes(earlier, later))
+    (problem,) = [each for each in found if "reaches route 'r1': 'r0'" in each.message]
+    assert problem.code == "unreachable-route"
+    assert problem.also is not None
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ("{model: chat}", "{model: team/big}"),
+        ('{model: "team/*"}', '{model: "*"}'),
+        ("{tenant: abc}", '{tenant: "a*"}'),
+        ('{tenant: "a*"}', "{stream: true}"),
+        ("{endpoint: chat}", "{endpoint: [chat, generate]}"),
+        ("{endpoint: chat}", "{plan: pro}"),
+        ("{stream: true}", "{stream: false}"),
+        ("{stream: true}", "{plan: pro}"),
+        ("{prompt_tokens: {over: 2k}}", "{prompt_tokens: {over: 1k}}"),
+        ("{prompt_tokens: {under: 2k}}", "{prompt_tokens: {over: 1k}}"),
+        ("{prompt_tokens: {under: 2k}}", "{prompt_tokens: {under: 3k}}"),
+        ("{prompt_tokens: {between: [1, 1M]}}", "{plan: pro}"),  # not every prompt is counted
+    ],
+)
+def test_lets_pass_a_route_that_some_request_reaches(earlier: str, later: str) -> None:
+    found = problems_in(with_routes(earlier, later))
+    assert not [each for each in found if "reaches route 'r1'" in each.message]
+
+
+def test_finds_a_model_that_a_plan_allows_and_no_route_serves() -> None:
+    (problem,) = problems_after("models: [chat]", "models: [chat, team/big]")
+    assert problem.code == "no-route-for-model"
+    assert problem.message == "plan 'free' allows model 'team/big', which no route serves"
+    assert problem.span.line == 13
+
+
+def test_finds_a_limit_that_no_request_fits_into() -> None:
+    (problem,) = problems_after("40k/min", "255/min")
+    assert problem.code == "limit-below-estimate"
+    assert problems_after("40k/min", "256/min") == ()
+
+
+def test_finds_a_total_deadline_before_the_first_token_s() -> None:
+    (problem,) = problems_after("{first_token: 2s}", "{first_token: 2s, total: 2s}")
+    assert problem.code == "deadline-too-short"
+    assert "'chat-default' waits 2s" in problem.message

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.gateway.policy.examples import TEXT, problems_after, problems_in
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "message", "write"),
+    [
+        ("version: 1", "version: 2", "bad-value", "version: 2 is not 1", ""),
+        ("engine: echo", "engine: ray", "not-supported-yet", "engine 'ray'", ""),
+        ("engine: echo", "engine: eco", "bad-value", "eco is not 'native' or 'echo'", ""),
+        ("delay_ms: 5", "delay_ms: [5]", "bad-value", "delay_ms: an engine's option", ""),
+        (", model: ./large.gguf", "", "missing-key", "needs a model", "model: smollm2-135m-inst"),
+        ("chat: {aliases", "'a b': {}\n  chat: {aliases", "bad-value", "'a b' is not a model", ""),
+        ("{aliases: [", "{aliases: ['*', ", "bad-value", "'*' is not a model name", ""),
+        ("  free: {req", "  'f r': {requests: 1/s}\n  free: {req", "bad-value", "'f r' is not", ""),
+        ("requests: 60/min", "requests: 60", "missing-unit", "60 does not", "requests: 60/min"),
+        ("tokens: 40k/min", "tokens: 40k/m", "bad-unit", "'m' is not", "tokens: 40k/min"),
+        ("requests: 10/s", "reset: x, requests: 10/s", "not-supported-yet", "paid.reset", ""),
+        ("{requests: 10/s}", "{}", "missing-key", "limits nothing", "requests: 60/min"),
+        ("priority: low", "priority: hgih", "bad-value", "hgih is not 'low', 'normal'", ""),
+        ("models: [chat], ", "", "missing-key", "plans.free has no 'models'", 'models: "*"'),
+        ("models: [chat]", "models: []", "bad-value", "must not be empty", 'models: "*"'),
+        ("use: spare", "split: {small: 9}", "not-supported-yet", "(acme-streams).split: not", ""),
+        ("use: spare", "use: 7", "bad-value", "use: 7 is not text", 'use: "7"'),
+        ("use: spare", "useful: spare", "missing-key", "has no 'use'", "use: <a backend's name>"),
+        ("stream: true", "stream: yes", "bad-value", "yes is not true or false", "stream: true"),
+        ("stream: true", "stream: maybe", "bad-value", "maybe is not", "stream: true"),
+        ('tenant: "acme-*"', "tenant: 12", "bad-value", "match.tenant: 12", 'tenant: "12"'),
+        ('tenant: "acme-*"', "tenant: {not: x}", "not-supported-yet", "conditions such", ""),
+        ("completions]", "embed]", "bad-value", "endpoint[1]: embed is not 'chat'", ""),
+        ("prompt_tokens: {over: 8k}", "prompt_tokens: 8k", "bad-value", "8k is not a map",
+         "prompt_tokens: {over: 8k}"),
+        ("{over: 8k}", "{over: 8k, under: 9k}", "bad-value", "exactly one of", "prompt_tokens: {b"),
+        ("{over: 8k}", "{over: 8K}", "bad-unit", "match.prompt_tokens.over: 'K'", "over: 8k"),
+        ("{over: 8k}", "{between: 8k}", "bad-value", "takes two counts", "between: [1k, 8k]"),
+        ("{over: 8k}", "{between: [8k, 1k]}", "bad-value", "more than", "between: [1000, 8000]"),
+        ("[spare, large]", "spare", "bad-value", "spare is not a list", "fallback: [spare]"),
+        ("[spare, large]", "[{use: spare}]", "not-supported-yet", "fallback[0]: a fallback", ""),
+        ("first_token: 2s", "first_token: 30", "missing-unit", "30 has no", "first_token: 30s"),
+        ("first_token: 2s", "connect: 2s", "not-supported-yet", "timeout.connect", ""),
+        ("estimate_output: 256", "estimate_output: x", "bad-value", "x is not a count", ""),
+        ("content: off", "content: on", "not-supported-yet", "capturing", "content: off"),
+        ("content: off", "content: true", "not-supported-yet", "capturing", "content: off"),
+        ("content: off", "content: of", "bad-value", "of is not 'off'", ""),
+        ("telemetry:", "include: [x]\ntelemetry:", "not-supported-yet", "include: not", ""),
+        ("telemetry:", "tenants: {}\ntelemetry:", "unknown-key", "'tenants' is not a key of the",
+         ""),
+        ("routes:", "rutes:", "missing-key", "the policy has no 'routes'", "routes: [{name"),
+    ],
+)  # fmt: skip
+def test_says_what_is_wrong_and_what_to_write(
+    old: str, new: str, code: str, message: str, write: str
+) -> None:
+    found = [problem for problem in problems_after(old, new) if message in problem.message]
+    assert [problem.code for problem in found] == [code]
+    assert found[0].write.startswith(write)
+    assert bool(found[0].write) is bool(write)
+
+
+def test_suggests_the_nearest_value() -> None:
+    (problem,) = problems_after("priority: low", "priority: hgih")
+    assert problem.hint == "did you mean 'high'?"
+
+
+def test_lists_the_keys_when_none_is_near() -> None:
+    (problem,) = problems_after("telemetry:", "zzz: 1\ntelemetry:")
+    assert problem.hint.startswith("the keys are version, backends, models, limits")
+
+
+def test_underlines_the_value_or_the_key_that_is_at_fault() -> None:
+    (bad_unit,) = problems_after("tokens: 40k/min", "tokens: 40k/m")
+    assert (bad_unit.span.line, bad_unit.span.column, bad_unit.span.width) == (10, 36, 5)
+    not_yet = problems_after("use: spare", "use: spare\n    affinity: session")[0]
+    assert (not_yet.span.line, not_yet.span.column, not_yet.span.width) == (23, 5, 8)
+
+
+@pytest.mark.parametrize("text", ["just words", "[1, 2]", "42", "null"])
+def test_refuses_a_file_that_is_no_map(text: str) -> None:
+    (problem,) = problems_in(text)
+    assert "the policy: " in problem.message
+    assert "is not a map" in problem.message
+
+
+def test_says_what_an_empty_entry_looks_like() -> None:
+    (problem,) = problems_after("team/big: {}", "team/big:")
+    assert problem.write == "team/big: {}"
+
+
+def test_every_key_of_the_language_that_is_not_built_yet_is_refused_by_name() -> None:
+    later = {
+        "include": "telemetry:",
+        "split": "    use: spare",
+        "pool": "    use: spare",
+        "balance": "    use: spare",
+        "affinity": "    use: spare",
+        "shadow": "    use: spare",
+        "retry": "    use: spare",
+        "queue": "    use: spare",
+        "fail_over_on": "    use: spare",
+        "on_store_error": "  estimate_output",
+    }
+    for key, before in later.items():
+        indent = before[: len(before) - len(before.lstrip())]
+        problems = problems_in(TEXT.replace(before, f"{indent}{key}: x\n{before}", 1))
+        assert [problem.code for problem in problems] == ["not-supported-yet"], key
+        assert key in problems[0].message

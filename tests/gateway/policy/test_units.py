@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, strategies as st
+
+from gateway.policy.problems import Refusal
+from gateway.policy.units import MAX_COUNT, parse_count, parse_duration, parse_rate
+
+
+@pytest.mark.parametrize(
+    ("written", "count"),
+    [(1, 1), ("512", 512), ("40k", 40_000), ("1M", 1_000_000), ("1.5k", 1_500), ("40 k", 40_000)],
+)
+def test_reads_counts(written: object, count: int) -> None:
+    assert parse_count(written) == count
+
+
+@pytest.mark.parametrize(
+    ("written", "rate"),
+    [("60/min", (60, 60)), ("10/s", (10, 1)), ("40k/min", (40_000, 60)), ("5 / h", (5, 3600))],
+)
+def test_reads_rates_with_their_window_in_seconds(written: str, rate: tuple[int, int]) -> None:
+    assert parse_rate(written) == rate
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"), [("500ms", 0.5), ("2s", 2.0), ("1m", 60.0), ("1.5s", 1.5)]
+)
+def test_reads_durations_in_seconds(written: str, seconds: float) -> None:
+    assert parse_duration(written) == seconds
+
+
+@pytest.mark.parametrize(
+    ("parse", "written", "code", "write"),
+    [
+        (parse_count, "40K", "bad-unit", "40k"),
+        (parse_count, "40m", "bad-unit", "40M"),
+        (parse_count, "40 apples", "bad-unit", ""),
+        (parse_count, 0, "bad-value", ""),
+        (parse_count, -1, "bad-value", ""),
+        (parse_count, 1.5, "bad-value", ""),
+        (parse_count, "1.0001k", "bad-value", ""),
+        (parse_count, True, "bad-value", ""),
+        (parse_count, None, "bad-value", ""),
+        (parse_count, "10_000", "bad-value", ""),
+        (parse_count, MAX_COUNT + 1, "bad-value", ""),
+        (parse_rate, 60, "missing-unit", "60/min"),
+        (parse_rate, "40k", "missing-unit", "40k/min"),
+        (parse_rate, "60/m", "bad-unit", "60/min"),
+        (parse_rate, "60/hour", "bad-unit", "60/h"),
+        (parse_rate, "60/fortnight", "bad-unit", ""),
+        (parse_rate, "5M/day", "not-supported-yet", ""),
+        (parse_rate, "0/min", "bad-value", ""),
+        (parse_rate, "/min", "bad-value", ""),
+        (parse_rate, "60/min/s", "bad-unit", ""),
+        (parse_duration, 30, "missing-unit", "30s"),
+        (parse_duration, "0.5", "missing-unit", "0.5s"),
+        (parse_duration, "5min", "bad-unit", "5m"),
+        (parse_duration, "1h", "bad-unit", ""),
+        (parse_duration, "0s", "bad-value", ""),
+        (parse_duration, "12:30", "bad-value", ""),
+        (parse_duration, [1], "bad-value", ""),
+    ],
+)
+def test_refuses_saying_what_to_write(
+    parse: Callable[[object], object], written: object, code: str, write: str
+) -> None:
+    with pytest.raises(Refusal) as caught:
+        parse(written)
+    assert (caught.value.code, caught.value.write) == (code, write)
+
+
+@given(st.integers(1, 10**9), st.sampled_from(["", "k", "M"]), st.sampled_from(["s", "min", "h"]))
+def test_a_rate_is_its_count_over_its_window(number: int, unit: str, window: str) -> None:
+    amount, window_s = parse_rate(f"{number}{unit}/{window}")
+    assert amount == parse_count(f"{number}{unit}")
+    assert window_s == {"s": 1, "min": 60, "h": 3600}[window]
+
+
+@given(st.one_of(st.text(), st.integers(), st.floats(), st.none(), st.lists(st.integers())))
+def test_any_value_is_read_or_refused(value: object) -> None:
+    for parse in (parse_count, parse_rate, parse_duration):
+        with suppress(Refusal):
+            assert parse(value)

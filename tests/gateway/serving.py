@@ -1,0 +1,194 @@
+"""The gateway in this process, over real parts: echo backends, a database in a temporary directory.
+
+`Caller` speaks ASGI to it by hand, so that a test decides when the client leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from backends.base import Backend
+from gateway.app import assemble
+from gateway.call import Services
+from gateway.drain import Drain
+from gateway.policy.load import parse
+from gateway.stores.memory import MemoryStore
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.tracing import Tracing
+from gateway.tenancy.database import Directory
+from gateway.tenancy.leases import Leases
+
+POLICY = """\
+version: 1
+backends:
+  first: {engine: echo}
+  second: {engine: echo}
+models:
+  echo: {aliases: [parrot]}
+  hidden: {}
+limits:
+  free: {requests: 10/min, tokens: 1k/min, concurrent: 2}
+plans:
+  demo: {limits: [free], models: [echo]}
+routes:
+  - {name: all, use: first, fallback: [second]}
+defaults:
+  model: echo
+  estimate_output: 100
+  timeout: {first_token: 5s, between_tokens: 2s, total: 20s}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """An assembled gateway and what a test looks into."""
+
+    services: Services
+    store: MemoryStore
+    spans: InMemorySpanExporter
+    key: str
+
+    def caller(
+        self,
+        path: str,
+        body: object,
+        *,
+        method: str = "POST",
+        headers: Mapping[str, str] | None = None,
+    ) -> Caller:
+        """A request, not sent yet. `body` is JSON unless it is bytes."""
+        given = {
+            "authorization": f"Bearer {self.key}",
+            "content-type": "application/json",
+            **(headers or {}),
+        }
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return Caller(self, method, path, given, raw)
+
+    async def call(self, path: str, body: object, **options: Any) -> Caller:
+        """Send a request and wait for the whole answer."""
+        caller = self.caller(path, body, **options)
+        await caller.run()
+        return caller
+
+    async def reserved(self) -> int:
+        """What living leases hold, over all counters."""
+        return sum(usage.reserved for usage in await self.store.usage())
+
+    async def used(self, dimension: str) -> int:
+        """What is counted in the `requests` or `tokens` counter of the only tenant."""
+        return sum(u.used for u in await self.store.usage() if f"/{dimension}/" in u.counter)
+
+
+@dataclass(slots=True)
+class Caller:
+    """One request by hand, and what came back."""
+
+    gateway: Gateway
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    status: int = 0
+    response_headers: dict[str, str] = field(default_factory=dict)
+    chunks: list[bytes] = field(default_factory=list)
+    is_complete: bool = False
+    leave: asyncio.Event = field(default_factory=asyncio.Event)
+    leave_after_chunks: int | None = None
+    _is_body_sent: bool = False
+
+    async def run(self) -> None:
+        path, _, query = self.path.partition("?")
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": self.method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "scheme": "http",
+            "server": ("127.0.0.1", 8000),
+            "client": ("127.0.0.1", 1),
+            "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self.headers.items()],
+            "state": {"services": self.gateway.services},
+        }
+        await assemble()(scope, self._receive, self._send)
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._is_body_sent:
+            self._is_body_sent = True
+            return {"type": "http.request", "body": self.body, "more_body": False}
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.response_headers = {k.decode(): v.decode() for k, v in message["headers"]}
+            return
+        if message.get("body"):
+            self.chunks.append(message["body"])
+        self.is_complete = not message.get("more_body", False)
+        if self.leave_after_chunks is not None and len(self.chunks) >= self.leave_after_chunks:
+            self.leave.set()
+
+    @property
+    def text(self) -> str:
+        return b"".join(self.chunks).decode()
+
+    def json(self) -> Any:
+        return json.loads(self.text)
+
+    def events(self) -> list[Any]:
+        """The JSON of every event of a stream, without `[DONE]` and comments."""
+        lines = [line for line in self.text.splitlines() if line.startswith("data: {")]
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@asynccontextmanager
+async def gateway_over(
+    home: Path, backends: Mapping[str, Backend], *, policy: str = POLICY, keep_alive_s: float = 60.0
+) -> AsyncIterator[Gateway]:
+    """A gateway with one tenant on the plan `demo`."""
+    async with AsyncExitStack() as stack:
+        directory = await Directory.open(home)
+        stack.push_async_callback(directory.aclose)
+        await directory.create_tenant("acme", plan="demo")
+        key, _ = await directory.create_key("acme", name="test", now_s=time.time())
+        store = MemoryStore(clock=time.time)
+        leases = await stack.enter_async_context(Leases(store))
+        spans = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(spans))
+        tracing = Tracing(provider)
+        stack.callback(tracing.close)
+        for backend in backends.values():
+            stack.push_async_callback(backend.aclose)
+        services = Services(
+            policy=parse(policy, "policy.yaml"),
+            backends=backends,
+            directory=directory,
+            leases=leases,
+            metrics=Metrics(),
+            tracing=tracing,
+            drain=Drain(1.0),
+            monotonic=time.monotonic,
+            wall_clock=time.time,
+            body_limit_bytes=100_000,
+            body_timeout_s=5.0,
+            keep_alive_s=keep_alive_s,
+        )
+        yield Gateway(services=services, store=store, spans=spans, key=key)

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from native_engine.block_manager import BlockManager
+from native_engine.sequence import Sequence
+from native_engine.types import SamplingParams
+
+
+def make_sequence(request_id: str = "a") -> Sequence:
+    return Sequence(
+        request_id=request_id,
+        sampling=SamplingParams(max_tokens=1),
+        arrival=0,
+        added_s=0.0,
+        token_ids=[1],
+        num_prompt_tokens=1,
+        max_num_tokens=2,
+    )
+
+
+def test_gives_consecutive_blocks_to_one_sequence() -> None:
+    manager = BlockManager(num_blocks=8, block_size=4)
+    sequence = make_sequence()
+    manager.allocate(sequence, 3)
+    manager.allocate(sequence, 2)
+    assert sequence.block_table == [0, 1, 2, 3, 4]
+
+
+def test_goes_on_behind_the_last_block_although_another_was_freed_earlier() -> None:
+    manager = BlockManager(num_blocks=5, block_size=4)
+    first, second = make_sequence("first"), make_sequence("second")
+    manager.allocate(first, 1)
+    manager.allocate(second, 1)
+    manager.free(first)
+    manager.allocate(second, 4)
+    assert second.block_table == [1, 2, 3, 4, 0]
+    manager.check_invariants([first, second])
+
+
+def test_rounds_tokens_up_to_whole_blocks() -> None:
+    manager = BlockManager(num_blocks=8, block_size=4)
+    assert [manager.blocks_for(n) for n in (0, 1, 4, 5, 8, 9)] == [0, 1, 1, 2, 2, 3]
+
+
+def test_frees_once_however_often_it_is_asked() -> None:
+    manager = BlockManager(num_blocks=4, block_size=4)
+    sequence = make_sequence()
+    manager.allocate(sequence, 3)
+    manager.free(sequence)
+    manager.free(sequence)
+    assert manager.num_free_blocks == 4
+    manager.check_invariants([sequence])
+
+
+def test_leaves_a_freed_table_readable_for_a_step_under_way() -> None:
+    manager = BlockManager(num_blocks=4, block_size=4)
+    sequence = make_sequence()
+    manager.allocate(sequence, 2)
+    table = sequence.block_table
+    manager.free(sequence)
+    assert table == [0, 1]
+    assert sequence.block_table == []
+
+
+def test_keeps_a_block_until_its_last_holder_lets_go() -> None:
+    manager = BlockManager(num_blocks=4, block_size=4)
+    first, second = make_sequence("first"), make_sequence("second")
+    manager.allocate(first, 1)
+    second.block_table = list(first.block_table)
+    manager._ref_counts[0] += 1
+    manager.free(first)
+    assert manager.num_free_blocks == 3
+    manager.free(second)
+    assert manager.num_free_blocks == 4
+
+
+def test_takes_nothing_when_too_few_blocks_are_free() -> None:
+    manager = BlockManager(num_blocks=2, block_size=4)
+    sequence = make_sequence("greedy")
+    with pytest.raises(RuntimeError, match="greedy: 3 blocks asked for, 2 are free"):
+        manager.allocate(sequence, 3)
+    assert sequence.block_table == []
+    assert manager.num_free_blocks == 2
+
+
+@pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 4), (4, 0)])
+def test_refuses_an_empty_pool(num_blocks: int, block_size: int) -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        BlockManager(num_blocks=num_blocks, block_size=block_size)
+
+
+def test_check_finds_a_block_in_two_tables() -> None:
+    manager = BlockManager(num_blocks=4, block_size=4)
+    first, second = make_sequence("first"), make_sequence("second")
+    manager.allocate(first, 1)
+    second.block_table = list(first.block_table)
+    with pytest.raises(AssertionError, match="ref counts"):
+        manager.check_invariants([first, second])
+
+
+def test_check_finds_a_lost_block() -> None:
+    manager = BlockManager(num_blocks=4, block_size=4)
+    sequence = make_sequence()
+    manager.allocate(sequence, 2)
+    with pytest.raises(AssertionError, match="ref counts"):
+        manager.check_invariants([])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40))
+def test_books_balance_under_any_traffic(moves: list[tuple[int, int]]) -> None:
+    """A move grows a sequence by some blocks, or frees it when it asks for none."""
+    manager = BlockManager(num_blocks=10, block_size=4)
+    sequences = [make_sequence(str(i)) for i in range(4)]
+    for index, count in moves:
+        sequence = sequences[index]
+        if count == 0:
+            manager.free(sequence)
+        elif count <= manager.num_free_blocks:
+            manager.allocate(sequence, count)
+        manager.check_invariants(sequences)
+        held = sum(len(s.block_table) for s in sequences)
+        assert held + manager.num_free_blocks == 10
