@@ -14,7 +14,9 @@ from gateway.errors import BodyTooLarge, InvalidRequest, UnsupportedMediaType
 
 DISCARD_LIMIT_BYTES = 64 * 1024 * 1024
 DISCARD_TIMEOUT_S = 2.0
-"""A body that is too large is still read this far, so that a client that sends first and reads later sees our answer."""
+"""A body that is too large is still read this far, so that a client that sends first and reads
+later sees our answer.
+"""
 
 
 class ClientGone(Exception):

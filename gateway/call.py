@@ -1,4 +1,4 @@
-"""One request as far as it has come, and what is left of it when it has ended: log line, metrics, span.
+"""One request as far as it has come, and what it leaves behind: log line, metrics, span.
 
 Decides nothing and sends nothing.
 """
@@ -77,7 +77,10 @@ class Call:
 
     @property
     def tokens_used(self) -> int:
-        """What the ledger is told: nothing before the first token, then the prompt and all that came."""
+        """What the ledger is told.
+
+        Nothing before the first token, then the prompt and all that came.
+        """
         if self.first_token_s is None:
             return 0
         return self.prompt_tokens + self.completion_tokens

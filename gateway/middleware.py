@@ -15,7 +15,10 @@ SANE_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
 
 
 class TidyPath:
-    """`//v1/x/` is `/v1/x`: clients join base URLs carelessly, and a redirect would lose their body."""
+    """`//v1/x/` is `/v1/x`.
+
+    Clients join base URLs carelessly, and a redirect would lose their body.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -29,8 +32,8 @@ class TidyPath:
 class RequestId:
     """Echoes the client's `x-request-id` if it is harmless, else makes one up.
 
-    The id is for logs and the client's own use only: inside, requests are told apart by ids of ours,
-    so that two requests with the same header never meet.
+    The id is for logs and the client's own use only: inside, requests are told apart by ids of
+    ours, so that two requests with the same header never meet.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -48,7 +48,8 @@ from gateway.tenancy.tenants import Principal
 log = logging.getLogger("turnout.pipeline")
 
 HOLD_STATUS_S = 0.15
-"""With nothing to fall back on, a stream's headers go out at the latest this long after admission."""
+"""With nothing to fall back on, a stream's headers go out at the latest this long after admission.
+"""
 
 Events = AsyncGenerator[Event, None]
 

@@ -1,7 +1,7 @@
-"""Sending an answer over ASGI: a whole one, or server-sent events, and noticing that the client has gone.
+"""Sending an answer over ASGI, whole or as server-sent events, while the client is there.
 
-`EventStream` sends ready bytes; it knows no dialect. It keeps a silent stream alive with comments, which never fall inside
-an event. Nothing here is buffered or compressed.
+`EventStream` sends ready bytes; it knows no dialect. It keeps a silent stream alive with comments,
+which never fall inside an event. Nothing here is buffered or compressed.
 Source: the WHATWG HTML standard, section "Server-sent events"; ASGI 3.0 HTTP message format.
 """
 
@@ -46,10 +46,11 @@ async def send_reply(send: Send, reply: Reply, headers: Headers = ()) -> None:
 
 
 class EventStream:
-    """One streamed answer on its way out. Created per request; the first byte commits the status 200.
+    """One streamed answer on its way out. Created per request; the first byte commits the status
+    200.
 
-    `keep_alive_s` of silence are answered with a comment, and so, after `hold_s`, is the wait for the first event: until
-    then an error can still have a status of its own.
+    `keep_alive_s` of silence are answered with a comment, and so, after `hold_s`, is the wait for
+    the first event: until then an error can still have a status of its own.
     """
 
     def __init__(self, send: Send, headers: Headers, *, hold_s: float, keep_alive_s: float) -> None:

@@ -1,8 +1,8 @@
 """The gateway process: uvicorn over an inherited socket, and a shutdown that drains.
 
-On the first SIGTERM or SIGINT readiness turns false and new requests get a 503 while running ones go
-on; the process ends when they have, and what is left when the drain timeout is over is ended with an
-error event. A second signal does not wait. Run by the supervisor: `python -m gateway.server
+On the first SIGTERM or SIGINT readiness turns false and new requests get a 503 while running ones
+go on; the process ends when they have, and what is left when the drain timeout is over is ended
+with an error event. A second signal does not wait. Run by the supervisor: `python -m gateway.server
 --fd N`, with the settings in the environment.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import signal
 import socket
 import time
@@ -20,7 +19,7 @@ from types import FrameType
 import uvicorn
 
 from gateway.app import build_app
-from gateway.config import Settings, load_settings
+from gateway.config import load_settings
 from gateway.drain import Drain
 from gateway.telemetry import logs
 

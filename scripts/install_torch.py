@@ -1,8 +1,9 @@
 """Install the pinned torch into the running environment, without pulling CUDA unless asked.
 
-Asks pip which wheel the configured package index would give. If it is a CPU build, or CUDA was asked for
-(`TURNOUT_TORCH=cuda`) or there is an NVIDIA driver here, that wheel is installed. Otherwise the CPU build is taken from
-PyTorch's own index. Standard library only: it runs before anything else is there.
+Asks pip which wheel the configured package index would give. If it is a CPU build, or CUDA was
+asked for (`TURNOUT_TORCH=cuda`) or there is an NVIDIA driver here, that wheel is installed.
+Otherwise the CPU build is taken from PyTorch's own index. Standard library only: it runs before
+anything else is there.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ CPU_INDEX = os.environ.get("TURNOUT_TORCH_INDEX", "https://download.pytorch.org/
 
 
 def pip(*arguments: str, capture: bool = False) -> str:
+    """Run this environment's pip; its output, if captured."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     result = subprocess.run(command, check=True, text=True, capture_output=capture)
     return result.stdout if capture else ""
@@ -35,6 +37,7 @@ def index_gives_cuda() -> bool:
 
 
 def main() -> None:
+    """Install torch unless the pinned version is here."""
     try:
         if version("torch").split("+")[0] == VERSION:
             return

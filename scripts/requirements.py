@@ -8,6 +8,7 @@ from pathlib import Path
 
 
 def main() -> None:
+    """Print one group, torch apart."""
     document = tomllib.loads(Path("pyproject.toml").read_text())
     if sys.argv[1] == "native":
         lines = document["project"]["dependencies"]

@@ -1,7 +1,7 @@
 """Logging: one line per record, plain or JSON, and no key ever in it.
 
-Does not decide what is logged. The filter works on the finished text, so that a key inside an exception's message or a
-URL is caught as well.
+Does not decide what is logged. The filter works on the finished text, so that a key inside an
+exception's message or a URL is caught as well.
 """
 
 from __future__ import annotations

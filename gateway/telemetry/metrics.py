@@ -1,9 +1,8 @@
 """Every Prometheus metric of the gateway, in one table, and what is recorded when.
 
-Labels come from the loaded policy only (tenants, models, backends, routes); anything a client makes up is `other`, so the
-number of series is bounded by construction. Recording never raises: a metric that cannot be recorded is logged once.
-One process only: several gateway workers need an aggregating scrape of their own ports.
-Engine gauges keep vLLM's names, so that its dashboards and endpoint pickers work unchanged.
+Labels come from the store and the loaded policy only (tenants, models, backends); anything a client
+makes up is `other`, so the number of series is bounded by construction. Engine gauges keep vLLM's
+names, so that its dashboards and endpoint pickers work unchanged. Counts this process only.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Spans: one SERVER span per request, one child per attempt on a backend; names in one table.
 
-Spans are started and ended by hand, never as context managers: an async generator that is left early would run the exit
-in another context. Exporting is off unless the environment asks for it with OpenTelemetry's own variables
-(`OTEL_EXPORTER_OTLP_ENDPOINT`, or `OTEL_TRACES_EXPORTER=console`).
-Source: OpenTelemetry HTTP conventions; GenAI conventions v0.1.0 (2026), spelled out here because their constants moved.
+Spans are started and ended by hand, never as context managers: an async generator that is left
+early would run the exit in another context. Exporting is off unless the environment asks for it
+with OpenTelemetry's own variables (`OTEL_EXPORTER_OTLP_ENDPOINT`, or
+`OTEL_TRACES_EXPORTER=console`).
+Source: OpenTelemetry HTTP conventions; GenAI conventions v0.1.0 (2026), spelled out here because
+their constants moved.
 """
 
 from __future__ import annotations
@@ -66,7 +68,10 @@ class Tracing:
         self._tracer = provider.get_tracer(SERVICE)
 
     def server_span(self, method: str, route: str, headers: Mapping[str, str]) -> Span:
-        """The span of one HTTP request; a well-formed `traceparent` makes it part of the client's trace."""
+        """The span of one HTTP request.
+
+        A well-formed `traceparent` makes it part of the client's trace.
+        """
         parent = _PROPAGATOR.extract(headers)
         return self._tracer.start_span(
             f"{method} {route}",

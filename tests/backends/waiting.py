@@ -9,5 +9,5 @@ from collections.abc import Callable
 async def until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
     """Return as soon as `holds()`; TimeoutError if that takes too long."""
     async with asyncio.timeout(timeout_s):
-        while not holds():  # noqa: ASYNC110 - another process has no event to wait for
+        while not holds():
             await asyncio.sleep(0.005)

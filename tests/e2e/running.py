@@ -107,9 +107,7 @@ def serving(policy: str, **environment: str) -> Iterator[Server]:
             )
         try:
             base_url, key = _announcement(process, log_path)
-            yield Server(
-                base_url=base_url, key=key, home=home, process=process, log_path=log_path
-            )
+            yield Server(base_url=base_url, key=key, home=home, process=process, log_path=log_path)
         finally:
             stop(process)
 

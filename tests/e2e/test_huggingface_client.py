@@ -21,7 +21,9 @@ def client(server: Server) -> Iterator[InferenceClient]:
 
 def test_chats(client: InferenceClient) -> None:
     answer = client.chat_completion(
-        [{"role": "user", "content": "What is the capital of France?"}], max_tokens=24, temperature=0
+        [{"role": "user", "content": "What is the capital of France?"}],
+        max_tokens=24,
+        temperature=0,
     )
     assert "Paris" in (answer.choices[0].message.content or "")
 
@@ -38,9 +40,7 @@ def test_streams_a_chat(client: InferenceClient) -> None:
 
 
 def test_generates_text_with_details(client: InferenceClient) -> None:
-    answer = client.text_generation(
-        PROMPT, max_new_tokens=6, details=True, return_full_text=False
-    )
+    answer = client.text_generation(PROMPT, max_new_tokens=6, details=True, return_full_text=False)
     assert "Paris" in answer.generated_text
     assert answer.details is not None
     assert answer.details.generated_tokens == 6

@@ -7,6 +7,7 @@ import os
 import signal
 
 import httpx
+
 from tests.e2e.policies import NATIVE
 from tests.e2e.running import Server, serving
 from tests.e2e.streaming import Answer, stream_chat

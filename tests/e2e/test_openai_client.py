@@ -57,7 +57,12 @@ def test_streams_the_same_text_that_it_answers_whole(client: OpenAI) -> None:
 
 def test_reports_logprobs_of_raw_logits(client: OpenAI) -> None:
     answer = client.chat.completions.create(
-        model="smollm2", messages=QUESTION, temperature=0, max_tokens=4, logprobs=True, top_logprobs=3
+        model="smollm2",
+        messages=QUESTION,
+        temperature=0,
+        max_tokens=4,
+        logprobs=True,
+        top_logprobs=3,
     )
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None

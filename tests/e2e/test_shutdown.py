@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import httpx
+
 from tests.e2e.policies import ECHO
 from tests.e2e.running import ROOT, Server, serving, stop
 from tests.e2e.streaming import stream_chat

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
-
-import pytest
-
-from tests.e2e.running import Server
 
 CASES = [
     json.loads(line)
-    for line in Path(__file__).parents[1].joinpath("cases/wire_cases.jsonl").read_text().splitlines()
+    for line in Path(__file__)
+    .parents[1]
+    .joinpath("cases/wire_cases.jsonl")
+    .read_text()
+    .splitlines()
 ]
 print(len(CASES))

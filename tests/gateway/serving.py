@@ -122,7 +122,9 @@ class Caller:
             "scheme": "http",
             "server": ("127.0.0.1", 8000),
             "client": ("127.0.0.1", 1),
-            "headers": [(k.encode("latin-1"), v.encode("latin-1")) for k, v in self.headers.items()],
+            "headers": [
+                (k.encode("latin-1"), v.encode("latin-1")) for k, v in self.headers.items()
+            ],
             "state": {"services": self.gateway.services},
         }
         await assemble()(scope, self._receive, self._send)

@@ -105,7 +105,9 @@ async def test_does_not_fall_over_after_the_first_token(tmp_path: Path) -> None:
     async with gateway_over(tmp_path, backends) as gateway:
         answer = await gateway.call(CHAT, chat(stream=True))
         events = answer.events()
-        assert "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1]) == "one two"
+        assert (
+            "".join(e["choices"][0]["delta"].get("content", "") for e in events[:-1]) == "one two"
+        )
         assert events[-1]["error"]["code"] == "upstream_error"
         assert "[DONE]" not in answer.text
         assert (await second.status()).prompt_tokens_total == 0
@@ -325,9 +327,7 @@ async def test_a_bug_of_ours_is_a_plain_500_that_tells_nothing(tmp_path: Path) -
 async def test_joins_the_clients_trace(gateway: Gateway) -> None:
     """O-TRACEPARENT: a good one is joined, a malformed one starts a new trace."""
     trace_id = "0af7651916cd43dd8448eb211c80319c"
-    await gateway.call(
-        CHAT, chat(), headers={"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
-    )
+    await gateway.call(CHAT, chat(), headers={"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"})
     await gateway.call(CHAT, chat(), headers={"traceparent": "00-0-0-0"})
     spans = gateway.spans.get_finished_spans()
     joined = [s for s in spans if s.context and f"{s.context.trace_id:032x}" == trace_id]
@@ -335,9 +335,7 @@ async def test_joins_the_clients_trace(gateway: Gateway) -> None:
     assert len(spans) == 4
 
 
-async def test_the_key_shows_nowhere(
-    gateway: Gateway, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_key_shows_nowhere(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     """Q-KEY-IN-LOGS: not in a log at any level, an error body, a span or a metric."""
     caplog.set_level("DEBUG")
     canary = gateway.key[:-1] + ("A" if gateway.key[-1] != "A" else "B")

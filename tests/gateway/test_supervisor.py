@@ -41,7 +41,7 @@ class Lives:
 
 async def until(holds: Callable[[], bool], timeout_s: float = 30.0) -> None:
     async with asyncio.timeout(timeout_s):
-        while not holds():  # noqa: ASYNC110 - another process has no event to wait for
+        while not holds():
             await asyncio.sleep(0.005)
 
 
