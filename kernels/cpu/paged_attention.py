@@ -47,13 +47,18 @@ def paged_attention_cpu(
 
     Caches `[num_blocks, num_kv_heads, block_size, head_dim]`, block_tables `[num_seqs, max_blocks]`
     int32. Returns a new tensor like query.
+
+    Raises:
+        ValueError: a cache is not contiguous.
     """
+    if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
+        raise ValueError("paged_attention: the caches must be contiguous")
     num_kv_heads, block_size = key_cache.shape[1:3]
     group = query.shape[1] // num_kv_heads
     output = query.new_zeros(query.shape)
     # [num_kv_heads, num_tokens, group, head_dim]: a kv head's queries share one matrix product
     grouped = (query.shape[0], num_kv_heads, group, query.shape[2])
-    queries, outputs = query.view(grouped).transpose(0, 1), output.view(grouped).transpose(0, 1)
+    queries, outputs = query.reshape(grouped).transpose(0, 1), output.view(grouped).transpose(0, 1)
     # A row is what one kv head keeps in one block: [num_seqs, num_kv_heads, max_blocks]
     heads = torch.arange(num_kv_heads).unsqueeze(-1)
     cache_rows = block_tables.unsqueeze(1) * num_kv_heads + heads
