@@ -1,4 +1,1 @@
-"""Reading model files: GGUF and Hugging Face folders. `gguf_header` needs no torch.
-
-The rest does.
-"""
+"""Reading model files: GGUF and Hugging Face folders. Only `gguf_header` does without torch."""

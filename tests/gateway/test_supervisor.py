@@ -3,14 +3,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
+from backends.client import EngineClient
+from backends.errors import StreamInterrupted
+from backends.messages import Output
 from gateway.supervisor import Backoff, Child, Supervisor
+from native_engine.types import EngineRequest, SamplingParams
+from tests.backends.conftest import REPOSITORY, counting_command
 
 QUICK = Backoff(first_s=0.01, max_s=0.02)
 
@@ -201,6 +208,50 @@ async def test_gives_a_child_its_environment(tmp_path: Path) -> None:
     assert len(lives.pids) == 1
 
 
+def request(request_id: str, max_tokens: int) -> EngineRequest:
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return EngineRequest(request_id=request_id, prompt_token_ids=(1,), sampling=sampling)
+
+
+@pytest.fixture
+async def supervised(tmp_path: Path) -> AsyncIterator[EngineClient]:
+    """A client of an engine process that a supervisor keeps alive."""
+    socket_path = tmp_path / "engine.sock"
+    child = Child(
+        name="engine",
+        command=counting_command(socket_path, {"step_s": 0.001}),
+        environment={"PYTHONPATH": str(REPOSITORY)},
+    )
+    supervisor = asyncio.create_task(Supervisor([[child]], backoff=QUICK).run())
+    client = EngineClient(socket_path)
+    yield client
+    await client.aclose()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await supervisor == 0
+
+
+async def test_an_engine_that_is_killed_is_back_for_the_next_request(
+    supervised: EngineClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    streams = [supervised.stream([request(f"{i}", max_tokens=90_000)]) for i in range(3)]
+    for stream in streams:
+        await anext(stream)
+
+    (pid,) = re.findall(r"engine started, pid (\d+)", caplog.text)
+    os.kill(int(pid), signal.SIGKILL)
+
+    for stream in streams:
+        with pytest.raises(StreamInterrupted):
+            await read(stream)
+    async with aclosing(supervised.stream([request("next", max_tokens=3)])) as batches:
+        assert len([output async for batch in batches for output in batch]) == 3
+
+
+async def read(stream: AsyncGenerator[list[Output], None]) -> None:
+    async for _ in stream:
+        pass
+
+
 async def test_no_child_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     """P-PORT: no orphan process."""
     engine = Lives(tmp_path, "engine", WAIT)
@@ -208,9 +259,7 @@ async def test_no_child_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> 
         "import asyncio; from gateway.supervisor import *; "
         f"asyncio.run(Supervisor([[Child(name='engine', command={engine.child.command!r})]]).run())"
     )
-    supervisor = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", script, cwd=Path(__file__).parents[2]
-    )
+    supervisor = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=REPOSITORY)
     pid = await engine.until_started()
 
     supervisor.kill()

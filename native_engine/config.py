@@ -1,0 +1,58 @@
+"""How one native engine is set up. Needs no torch; every option is checked when it is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The options of one engine process. 0 means: found out when the engine starts.
+
+    Raises:
+        ValueError: an option is out of range; the message names it.
+    """
+
+    model: Path  # a GGUF file, or a folder with config.json and safetensors
+    dtype: DType = "auto"  # float32 on a CPU, bfloat16 on CUDA
+    device: str = "auto"  # "cpu", "cuda", "cuda:1"; auto takes CUDA if there is one
+    block_size: int = 16  # tokens per KV block
+    max_model_len: int = 0  # tokens of context; 0: what the model was made for
+    max_num_seqs: int = 32  # sequences that run at once
+    max_num_batched_tokens: int = 128  # tokens computed in one step
+    max_waiting: int = 256  # requests that queue
+    kv_cache_bytes: int = 0  # 0: a share of the free memory, see `model_runner`
+    cpu_threads: int = 0  # 0: the cores this process may use
+    num_token_ids: int = 0  # ids the tokenizer knows; 0: all rows of the model's embedding
+
+    def __post_init__(self) -> None:
+        block_size = self.block_size
+        checks = (
+            (self.dtype in get_args(DType), f"dtype must be one of {get_args(DType)}"),
+            (
+                self.device in ("auto", "cpu") or self.device.startswith("cuda"),
+                "device must be auto, cpu, cuda or cuda:N",
+            ),
+            (
+                8 <= block_size <= 256 and not block_size & (block_size - 1),
+                "block_size must be a power of two in [8, 256]",
+            ),
+            (self.max_model_len >= 0, "max_model_len must be 0 (the model's own) or more"),
+            (1 <= self.max_num_seqs <= 1024, "max_num_seqs must be in [1, 1024]"),
+            (
+                self.max_num_seqs <= self.max_num_batched_tokens <= 2**16,
+                "max_num_batched_tokens must be in [max_num_seqs, 65536]: "
+                "every running sequence gets a token in each step",
+            ),
+            (self.max_waiting >= 0, "max_waiting must be at least 0"),
+            (self.kv_cache_bytes >= 0, "kv_cache_bytes must be 0 (automatic) or more"),
+            (0 <= self.cpu_threads <= 1024, "cpu_threads must be in [0, 1024]; 0 is automatic"),
+            (self.num_token_ids >= 0, "num_token_ids must be 0 (the model's own) or more"),
+        )
+        for holds, message in checks:
+            if not holds:
+                raise ValueError(message)

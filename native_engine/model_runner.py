@@ -1,0 +1,225 @@
+"""The device side of the native engine: one model, its KV cache, one forward pass when told.
+
+Turns a `StepBatch` into tensors, runs the decoder, and samples the rows that are due. Keeps nothing
+of a sequence but what lies in the KV blocks it is told to use. Not thread-safe. Knows nothing of
+scheduling, and trusts the batch it is given.
+
+The rows of every product are padded, as `batch_invariance` found necessary, so that a sequence's
+tokens do not depend on what else is in the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.paged_attention import AttentionMetadata
+from native_engine.batch_invariance import InvariantProduct, find_invariant_product
+from native_engine.config import EngineConfig
+from native_engine.errors import EngineError
+from native_engine.kv_memory import automatic_cache_bytes, num_cache_blocks
+from native_engine.loader.load import load_model
+from native_engine.machine import available_cores
+from native_engine.models.decoder import Decoder, StepInputs
+from native_engine.models.rotary import rotary_tables
+from native_engine.noise import uniform
+from native_engine.sampler import SamplingRow, sample
+from native_engine.types import SampledToken, ScheduledSequence, StepBatch
+
+PADDING_SLOT = -1
+
+
+class ModelRunner:
+    """A `Runner`. Built once per engine; holds the KV cache for as long as it lives."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_model_len: int,
+        vocab_size: int,
+        product: InvariantProduct,
+    ) -> None:
+        """vocab_size: ids at or above it are never sampled; at most the rows of the embedding."""
+        self._model = model
+        self._num_blocks = num_blocks
+        self._block_size = block_size
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._product = product
+        model.product = product
+        self._rotary = rotary_tables(model.config, max_positions=max_model_len, device=model.device)
+        config = model.config
+        shape = (2, num_blocks, config.num_kv_heads, block_size, config.head_dim)
+        layers = [
+            torch.zeros(shape, dtype=model.dtype, device=model.device)
+            for _ in range(config.num_layers)
+        ]
+        self._kv_cache = [(layer[0], layer[1]) for layer in layers]
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def block_size(self) -> int:
+        return self._block_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        return self._max_model_len
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a sequence's tokens are the same, bit for bit, whatever else runs."""
+        return self._product.is_invariant
+
+    @property
+    def dtype(self) -> str:
+        """Of weights and KV cache, as torch spells it without its prefix."""
+        return _name(self._model.dtype)
+
+    @property
+    def device(self) -> str:
+        return str(self._model.device)
+
+    @property
+    def description(self) -> str:
+        """One line for a human."""
+        model = self._model
+        threads = f", {torch.get_num_threads()} threads" if model.device.type == "cpu" else ""
+        outcome = "deterministic" if self.deterministic else "not deterministic"
+        return (
+            f"{model.config.architecture} {_name(model.dtype)} on {model.device}{threads}, "
+            f"{self.num_blocks} blocks of {self.block_size}, "
+            f"rows padded to {self._product.padding}: {outcome}"
+        )
+
+    @torch.inference_mode()
+    def execute(self, batch: StepBatch) -> list[SampledToken]:
+        """See `Runner`.
+
+        Raises:
+            NonFiniteLogits: the model computed NaN for a row; nothing was sampled.
+        """
+        if not batch.sequences:
+            return []
+        hidden = self._model.forward(self._inputs(batch), self._kv_cache, self._rotary)
+        last_rows, rows = [], []
+        num_rows = 0
+        for sequence in batch.sequences:
+            num_rows += len(sequence.token_ids)
+            if sequence.sample:
+                position = sequence.start + len(sequence.token_ids)
+                noise = uniform(sequence.sampling.seed, position)
+                last_rows.append(num_rows - 1)
+                rows.append(SamplingRow(sequence.sampling, noise))
+        if not rows:
+            return []
+        padded = last_rows + [0] * (self._product.padded(len(rows)) - len(rows))
+        logits = self._model.logits(hidden[torch.tensor(padded, device=hidden.device)])
+        return sample(logits[: len(rows), : self._vocab_size], rows)
+
+    def _inputs(self, batch: StepBatch) -> StepInputs:
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        for sequence in batch.sequences:
+            token_ids += sequence.token_ids
+            covered = range(sequence.start, sequence.start + len(sequence.token_ids))
+            positions += covered
+            slots += self._slots(sequence, covered)
+        num_padding = self._product.padded(len(token_ids)) - len(token_ids)
+
+        def int64(values: list[int], filler: int) -> torch.Tensor:
+            padded = values + [filler] * num_padding
+            return torch.tensor(padded, dtype=torch.int64, device=self._model.device)
+
+        sequences = batch.sequences
+        return StepInputs(
+            token_ids=int64(token_ids, 0),
+            positions=int64(positions, 0),
+            slot_mapping=int64(slots, PADDING_SLOT),
+            metadata=AttentionMetadata.build(
+                query_lens=[len(sequence.token_ids) for sequence in sequences],
+                context_lens=[sequence.start + len(sequence.token_ids) for sequence in sequences],
+                block_tables=[sequence.block_table for sequence in sequences],
+                device=self._model.device,
+            ),
+        )
+
+    def _slots(self, sequence: ScheduledSequence, positions: Sequence[int]) -> list[int]:
+        size = self._block_size
+        return [sequence.block_table[p // size] * size + p % size for p in positions]
+
+
+def build_runner(config: EngineConfig) -> ModelRunner:
+    """Load the model and lay out its KV cache. Sets torch's number of threads.
+
+    Raises:
+        ModelFileError: the model's files cannot be used.
+        EngineError: the device is not there, or its memory does not hold one full context.
+    """
+    torch.set_num_threads(config.cpu_threads or available_cores())
+    device = _device(config.device)
+    model = load_model(config.model, dtype=_dtype(config.dtype, device), device=device)
+    max_model_len = _max_model_len(config, model)
+    num_blocks = num_cache_blocks(
+        model.config,
+        block_size=config.block_size,
+        dtype=model.dtype,
+        cache_bytes=config.kv_cache_bytes or automatic_cache_bytes(device),
+        max_model_len=max_model_len,
+    )
+    rows = model.config.vocab_size
+    return ModelRunner(
+        model,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        vocab_size=min(rows, config.num_token_ids or rows),
+        product=_product(config, model),
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise EngineError(f"device is {name}, but torch finds no CUDA device: set device to cpu")
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    return dtypes[name]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _max_model_len(config: EngineConfig, model: Decoder) -> int:
+    longest = model.config.max_positions
+    if config.max_model_len > longest:
+        raise EngineError(
+            f"max_model_len is {config.max_model_len}, but {config.model} was made for {longest}"
+        )
+    return config.max_model_len or longest
+
+
+def _product(config: EngineConfig, model: Decoder) -> InvariantProduct:
+    if model.device.type != "cpu":
+        return InvariantProduct()  # not measured there
+    of_layer, head = model.matrices
+    probed = [(matrix, config.max_num_batched_tokens) for matrix in of_layer]
+    return find_invariant_product([*probed, (head, config.max_num_seqs)])

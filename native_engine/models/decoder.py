@@ -1,0 +1,140 @@
+"""The decoder all our models are: attention and gated MLP blocks between two embeddings.
+
+    x = embedding(token_ids)
+    for each layer:  x += output(attention(rotary(qkv(norm(x)))))
+                     x += down(silu_mul(gate_up(norm(x))))
+    logits = head(norm(x))
+
+Driven by `ModelConfig`; weights are read-only once loaded, the KV cache belongs to the caller.
+Knows nothing of files, batches of requests or sampling.
+
+Every weight is stored `[in_features, out_features]`, the transpose of what files hold: so laid out,
+MKL's float32 product is 9x faster at 4 rows (49 us against 457 us, 576x960, 2 threads, AVX-512).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.paged_attention import AttentionMetadata, paged_attention
+from kernels.rms_norm import rms_norm
+from kernels.rotary import apply_rotary
+from kernels.silu_mul import silu_mul
+from kernels.store_kv import store_kv
+from native_engine.models.config import ModelConfig
+from native_engine.models.rotary import RotaryTables
+
+Product = Callable[[Tensor, Tensor], Tensor]
+"""`[num_rows, in_features]` by `[in_features, out_features]`."""
+
+KVCache = Sequence[tuple[Tensor, Tensor]]
+"""Per layer keys and values, each `[num_blocks, num_kv_heads, block_size, head_dim]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """The rows of one forward pass. Rows after the last sequence's are padding, with slot -1."""
+
+    token_ids: Tensor  # [num_tokens] int64
+    positions: Tensor  # [num_tokens] int64
+    slot_mapping: Tensor  # [num_tokens] int64
+    metadata: AttentionMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """`x @ weight + bias`."""
+
+    weight: Tensor  # [in_features, out_features]
+    bias: Tensor | None  # [out_features]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """The weights of one block."""
+
+    input_norm: Tensor  # [hidden_size]
+    qkv: Linear  # hidden_size -> query_size + 2 * kv_size
+    output: Linear  # query_size -> hidden_size
+    post_norm: Tensor  # [hidden_size]
+    gate_up: Linear  # hidden_size -> 2 * intermediate_size
+    down: Linear  # intermediate_size -> hidden_size
+
+
+class Decoder:
+    """One loaded model. Weights never change; `product` may be replaced before the first step."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        embedding: Tensor,
+        layers: Sequence[Layer],
+        final_norm: Tensor,
+        head: Tensor,
+    ) -> None:
+        """embedding and head: `[hidden_size, vocab_size]`, one tensor if they are tied."""
+        self.config = config
+        self.layers = tuple(layers)
+        self._embedding = embedding
+        self._final_norm = final_norm
+        self._head = head
+        self.product: Product = torch.mm
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._head.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._head.device
+
+    @property
+    def matrices(self) -> tuple[tuple[Tensor, ...], Tensor]:
+        """The matrices that all rows of a step meet, of one layer, and the one of the head."""
+        layer = self.layers[0]
+        linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
+        return tuple(linear.weight for linear in linears), self._head
+
+    def forward(self, inputs: StepInputs, kv_cache: KVCache, rotary: RotaryTables) -> Tensor:
+        """The normed hidden states `[num_tokens, hidden_size]`; writes the rows' keys and values
+        into the cache.
+        """
+        eps = self.config.rms_norm_eps
+        # A column per token: at 128 tokens 0.3 ms, and a tied table is held once.
+        x = self._embedding.index_select(1, inputs.token_ids).t().contiguous()
+        for layer, cache in zip(self.layers, kv_cache, strict=True):
+            x += self._attend(layer, rms_norm(x, layer.input_norm, eps), inputs, cache, rotary)
+            normed = rms_norm(x, layer.post_norm, eps)
+            x += self._linear(layer.down, silu_mul(self._linear(layer.gate_up, normed)))
+        return rms_norm(x, self._final_norm, eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[num_rows, hidden_size]` -> `[num_rows, vocab_size]`, in the model's dtype."""
+        return self.product(hidden, self._head)
+
+    def _attend(
+        self,
+        layer: Layer,
+        x: Tensor,
+        inputs: StepInputs,
+        cache: tuple[Tensor, Tensor],
+        rotary: RotaryTables,
+    ) -> Tensor:
+        config = self.config
+        heads = self._linear(layer.qkv, x).view(x.shape[0], -1, config.head_dim)
+        query, key, value = torch.split(
+            heads, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1
+        )
+        apply_rotary(query, key, rotary.cos, rotary.sin, inputs.positions)
+        store_kv(key, value, *cache, inputs.slot_mapping)
+        attended = paged_attention(query, *cache, inputs.metadata, config.head_dim**-0.5)
+        return self._linear(layer.output, attended.reshape(x.shape[0], config.query_size))
+
+    def _linear(self, linear: Linear, x: Tensor) -> Tensor:
+        product = self.product(x, linear.weight)
+        return product if linear.bias is None else product.add_(linear.bias)

@@ -1,0 +1,82 @@
+"""The keys of a model's configuration, read one by one with their types checked.
+
+Serves config.json and GGUF metadata alike. A JSON null counts as absent. Every complaint names the
+file and the key.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar, cast
+
+from native_engine.errors import ModelFileError
+
+T = TypeVar("T", int, float, str, bool)
+
+
+class Keys:
+    """Typed reads from one mapping of one file. `prefix` stands before every key in messages."""
+
+    def __init__(self, path: Path, values: Mapping[str, object], *, prefix: str = "") -> None:
+        self._path = path
+        self._values = values
+        self._prefix = prefix
+
+    def __contains__(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def error(self, key: str, problem: str) -> ModelFileError:
+        """For the caller to raise: `problem` completes "file: key ..."."""
+        return ModelFileError(f"{self._path}: {self._prefix}{key} {problem}")
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number of at least 1."""
+        value = self._typed(key, int, default)
+        if value < 1:
+            raise self.error(key, f"is {value}; it must be at least 1")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = float(self._typed(key, float, default))
+        if not (math.isfinite(value) and value > 0):
+            raise self.error(key, f"is {value}; it must be a finite number above 0")
+        return value
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        """True or false."""
+        return self._typed(key, bool, default)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
+        return self._typed(key, str, default)
+
+    def strings(self, key: str) -> list[str]:
+        """A list of strings."""
+        value = self._values.get(key)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(key, f"is {value!r:.80}; it must be a list of strings")
+        return cast("list[str]", value)
+
+    def section(self, key: str) -> Keys | None:
+        """The keys of a nested mapping, or None."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.error(key, f"is {value!r:.80}; it must be a mapping")
+        values = cast("Mapping[str, object]", value)
+        return Keys(self._path, values, prefix=f"{self._prefix}{key}.")
+
+    def _typed(self, key: str, kind: type[T], default: T | None) -> T:
+        value = self._values.get(key)
+        if value is None:
+            if default is None:
+                raise self.error(key, "is missing")
+            return default
+        accepted = (int, float) if kind is float else kind
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            raise self.error(key, f"is {value!r:.80}; its type must be {kind.__name__}")
+        return cast(T, value)
