@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="Create and list tenants.")
 @app.command()
 def create(
     name: Annotated[str, typer.Argument(help="Lower-case name, as policies match it.")],
-    plan: Annotated[str, typer.Option(help="The tenant's plan, from the policy file.")] = "default",
+    plan: Annotated[str, typer.Option(help="The tenant's plan, from the policy file.")] = "demo",
 ) -> None:
     """Add a tenant."""
     tenant = with_directory(lambda directory: directory.create_tenant(name, plan=plan))
