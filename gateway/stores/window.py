@@ -107,7 +107,7 @@ def hold(claims: Sequence[Claim], now_us: int) -> tuple[Held, ...]:
 def decide(claims: Sequence[Claim], counts: Sequence[Counts], now_us: int) -> Granted | Refused:
     """Whether all claims fit. If several do not, the one with the longest wait is reported.
 
-    Waiting for it then lets the others in as well.
+    When that one has room again, so have the others: windows only empty as time passes.
     """
     pairs = tuple(zip(claims, counts, strict=True))
     waits = [_wait_s(claim, count, now_us) for claim, count in pairs]

@@ -1,11 +1,11 @@
+"""One request, refusals, failing steps and the order of things."""
+
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import pytest
 
-from native_engine.engine import Engine
 from native_engine.errors import (
     DuplicateRequest,
     EngineError,
@@ -13,117 +13,16 @@ from native_engine.errors import (
     QueueFull,
     RequestTooLong,
 )
-from native_engine.types import (
-    EngineRequest,
-    FinishReason,
-    SamplingParams,
-    SequenceOutput,
-    StepBatch,
+from native_engine.types import FinishReason, SamplingParams, StepBatch, SteppedEngine
+from tests.native_engine.harness import (
+    Clock,
+    Transcript,
+    drain,
+    expected,
+    make_engine,
+    make_request,
 )
-from tests.native_engine.stub_runner import StubRunner, continuation, next_token
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def make_engine(
-    runner: StubRunner,
-    *,
-    max_num_seqs: int = 4,
-    max_num_batched_tokens: int = 16,
-    max_waiting: int = 8,
-    clock: Callable[[], float] = lambda: 0.0,
-) -> Engine:
-    return Engine(
-        runner,
-        model_id="stub",
-        description="a stub",
-        dtype="int",
-        device="none",
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_waiting=max_waiting,
-        clock=clock,
-    )
-
-
-def make_request(
-    request_id: str,
-    *,
-    prompt: tuple[int, ...] | int = 5,
-    max_tokens: int = 6,
-    temperature: float = 0.0,
-    seed: int = 0,
-    eos: tuple[int, ...] = (),
-    stop: tuple[int, ...] = (),
-    ignore_eos: bool = False,
-) -> EngineRequest:
-    """A greedy request without stops unless told; an int makes a prompt of so many tokens."""
-    return EngineRequest(
-        request_id=request_id,
-        prompt_token_ids=tuple(range(1, prompt + 1)) if isinstance(prompt, int) else prompt,
-        sampling=SamplingParams(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            seed=seed,
-            eos_token_ids=eos,
-            stop_token_ids=stop,
-            ignore_eos=ignore_eos,
-        ),
-    )
-
-
-def expected(request: EngineRequest, runner: StubRunner) -> tuple[list[int], FinishReason]:
-    return continuation(
-        request.prompt_token_ids,
-        request.sampling,
-        vocab_size=runner.vocab_size,
-        max_num_tokens=min(runner.max_model_len, runner.num_blocks * runner.block_size),
-    )
-
-
-class Transcript:
-    """What each request got; an output after the end fails at once."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[str, list[int]] = {}
-        self.reasons: dict[str, FinishReason] = {}
-        self.errors: dict[str, str] = {}
-
-    def record(self, outputs: list[SequenceOutput]) -> None:
-        for output in outputs:
-            assert output.request_id not in self.reasons
-            assert output.request_id not in self.errors
-            if output.token is not None:
-                self.tokens.setdefault(output.request_id, []).append(output.token.token_id)
-            if output.finish_reason is not None:
-                self.reasons[output.request_id] = output.finish_reason
-            if output.error is not None:
-                self.errors[output.request_id] = output.error
-
-    def of(self, request_id: str) -> tuple[list[int], FinishReason]:
-        return self.tokens[request_id], self.reasons[request_id]
-
-
-def drain(engine: Engine, transcript: Transcript | None = None, *, limit: int = 1000) -> Transcript:
-    """Step until idle, checking the books; `limit` steps are never needed."""
-    transcript = transcript or Transcript()
-    for _ in range(limit):
-        if not engine.has_work:
-            break
-        transcript.record(engine.step())
-        engine.check_invariants()
-    assert not engine.has_work
-    assert engine.stats().num_free_blocks == engine.info.num_blocks
-    return transcript
-
-
-# A request alone
+from tests.native_engine.stub_runner import StubRunner, next_token
 
 
 def test_generates_max_tokens_of_a_lone_request() -> None:
@@ -203,7 +102,9 @@ def test_does_nothing_without_work() -> None:
 
 
 def test_tells_what_does_not_change() -> None:
-    info = make_engine(StubRunner(num_blocks=7, block_size=3, vocab_size=9, max_model_len=11)).info
+    runner = StubRunner(num_blocks=7, block_size=3, vocab_size=9, max_model_len=11)
+    engine: SteppedEngine = make_engine(runner)  # mypy holds the protocol
+    info = engine.info
     assert (info.num_blocks, info.block_size, info.vocab_size, info.max_model_len) == (7, 3, 9, 11)
     assert (info.model_id, info.description, info.dtype, info.device) == (
         "stub",
@@ -219,9 +120,6 @@ def test_check_finds_a_request_that_is_queued_nowhere() -> None:
     engine._scheduler.waiting.clear()
     with pytest.raises(AssertionError, match="are known"):
         engine.check_invariants()
-
-
-# Refusals
 
 
 def test_refuses_an_empty_prompt() -> None:
@@ -285,118 +183,6 @@ def test_refuses_more_than_may_run_and_wait() -> None:
     engine.abort("b")
     engine.add(make_request("c"))
     assert set(drain(engine).reasons) == {"a", "c"}
-
-
-# Aborts
-
-
-@pytest.mark.parametrize("steps", range(9))
-def test_abort_at_any_step_frees_all_and_says_nothing_more(steps: int) -> None:
-    """Steps 0 to 8 cover waiting, mid-prefill, decoding and ended."""
-    engine = make_engine(StubRunner(), max_num_batched_tokens=4)
-    engine.add(make_request("a", prompt=10, max_tokens=4))
-    for _ in range(steps):
-        engine.step()
-    engine.abort("a")
-    engine.check_invariants()
-    assert not engine.has_work
-    assert engine.step() == []
-    assert engine.stats().num_free_blocks == engine.info.num_blocks
-
-
-def test_abort_of_a_preempted_request_leaves_the_others_alone() -> None:
-    runner = StubRunner(num_blocks=6, block_size=4)
-    engine = make_engine(runner)
-    stays, goes = make_request("stays", prompt=8, max_tokens=12), make_request("goes", prompt=8)
-    engine.add(stays)
-    engine.add(goes)
-    transcript = Transcript()
-    while not engine.stats().num_preemptions:
-        transcript.record(engine.step())
-    assert engine.stats().num_waiting == 1
-    engine.abort("goes")
-    drain(engine, transcript)
-    assert transcript.of("stays") == expected(stays, runner)
-    assert "goes" not in transcript.reasons
-
-
-def test_abort_of_an_unknown_request_is_fine() -> None:
-    engine = make_engine(StubRunner())
-    engine.abort("nobody")
-    assert not engine.has_work
-
-
-@pytest.mark.parametrize("max_tokens", [1, 3])
-def test_abort_during_the_last_step_wins_over_its_result(max_tokens: int) -> None:
-    """E-ABORT-LAST-STEP"""
-    runner = StubRunner()
-    engine = make_engine(runner)
-    other = make_request("other", max_tokens=8)
-    engine.add(make_request("a", max_tokens=max_tokens))
-    engine.add(other)
-    transcript = Transcript()
-    for _ in range(max_tokens - 1):
-        transcript.record(engine.step())
-    runner.on_execute = lambda batch: engine.abort("a")
-    transcript.record(engine.step())
-    runner.on_execute = lambda batch: None
-    assert "a" not in transcript.reasons
-    assert len(transcript.tokens.get("a", [])) == max_tokens - 1
-    assert drain(engine, transcript).of("other") == expected(other, runner)
-    assert engine.stats().generation_tokens_total == max_tokens - 1 + 8
-
-
-def test_an_id_aborted_during_a_step_and_added_again_starts_afresh() -> None:
-    runner = StubRunner()
-    engine = make_engine(runner)
-    again = make_request("a", prompt=3)
-    engine.add(make_request("a", prompt=9, max_tokens=1))
-
-    def replace(batch: StepBatch) -> None:
-        engine.abort("a")
-        engine.add(again)
-
-    runner.on_execute = replace
-    assert engine.step() == []
-    runner.on_execute = lambda batch: None
-    assert drain(engine).of("a") == expected(again, runner)
-
-
-@pytest.mark.parametrize("max_num_seqs", [1, 4])
-def test_cancelling_others_never_touches_a_running_request(max_num_seqs: int) -> None:
-    """S-CANCEL-CASCADE: others are cancelled while queued, in prefill and in decode."""
-    runner = StubRunner(num_blocks=40, block_size=4)
-    engine = make_engine(runner, max_num_seqs=max_num_seqs, max_waiting=30)
-    request = make_request("a", max_tokens=100)
-    engine.add(request)
-    transcript = Transcript()
-    for i in range(20):
-        engine.add(make_request(f"other {i}", prompt=10 + i, max_tokens=50))
-    for i in range(20):
-        for _ in range(i % 4):
-            transcript.record(engine.step())
-        engine.abort(f"other {(i * 7) % 20}")
-        engine.check_invariants()
-    assert drain(engine, transcript).of("a") == expected(request, runner)
-    assert set(transcript.reasons) == {"a"}
-
-
-def test_a_request_that_leaves_the_queue_never_takes_a_prefill() -> None:
-    """S-DISCONNECT-QUEUED"""
-    runner = StubRunner()
-    engine = make_engine(runner, max_num_seqs=1)
-    for request_id in ("a", "b", "c"):
-        engine.add(make_request(request_id, prompt=9))
-    engine.step()
-    engine.abort("b")
-    engine.abort("c")
-    assert engine.stats().num_waiting == 0
-    drain(engine)
-    assert engine.stats().prompt_tokens_total == 9
-    assert {share.request_id for batch in runner.batches for share in batch.sequences} == {"a"}
-
-
-# Failing steps
 
 
 class Failing:
@@ -464,73 +250,6 @@ def test_gives_up_after_three_failing_steps_in_a_row() -> None:
     assert isinstance(caught.value.__cause__, RuntimeError)
     engine.check_invariants()
     assert engine.stats().num_free_blocks == engine.info.num_blocks
-
-
-# Preemption
-
-
-@pytest.mark.parametrize("steps", range(1, 25))
-def test_a_preemption_at_any_step_is_invisible(steps: int) -> None:
-    """E-PREEMPT: greedy and seeded; the victim yields what it yields undisturbed."""
-    runner = StubRunner(num_blocks=12, block_size=4)
-    engine = make_engine(runner, max_num_batched_tokens=6)
-    requests = [
-        make_request("oldest", prompt=6, max_tokens=20),
-        make_request("greedy", prompt=7, max_tokens=9),
-        make_request("seeded", prompt=8, max_tokens=9, temperature=1.0, seed=11),
-    ]
-    transcript = Transcript()
-    for request in requests:
-        engine.add(request)
-    for _ in range(steps):
-        transcript.record(engine.step())
-    while len(engine._scheduler.running) > 1:
-        engine._scheduler._preempt(engine._scheduler._choose_victim())
-        engine.check_invariants()
-    drain(engine, transcript)
-    for request in requests:
-        assert transcript.of(request.request_id) == expected(request, runner)
-
-
-def test_a_crowded_pool_preempts_and_nobody_notices() -> None:
-    """E-PREEMPT: 24 blocks of 16; six greedy and two seeded, 40 prompt + 120 output tokens."""
-    runner = StubRunner(num_blocks=24, block_size=16)
-    engine = make_engine(runner, max_num_seqs=8, max_num_batched_tokens=64)
-    requests = [
-        make_request(
-            str(i),
-            prompt=(i + 1,) * 40,
-            max_tokens=120,
-            temperature=float(i >= 6),
-            seed=i,
-        )
-        for i in range(8)
-    ]
-    for request in requests:
-        engine.add(request)
-    transcript = drain(engine)
-    for request in requests:
-        assert transcript.of(request.request_id) == expected(request, runner)
-    stats = engine.stats()
-    assert stats.num_preemptions > 0
-    assert (stats.prompt_tokens_total, stats.generation_tokens_total) == (8 * 40, 8 * 120)
-
-
-@pytest.mark.parametrize(("num_blocks", "num_preemptions"), [(20, 0), (21, 1), (26, 1), (32, 0)])
-def test_two_long_requests_do_not_push_each_other_out_for_ever(
-    num_blocks: int, num_preemptions: int
-) -> None:
-    """E-PREEMPT-THRASH: chunks of 32 tokens, blocks of 16, twice 150 + 100 tokens."""
-    runner = StubRunner(num_blocks=num_blocks, block_size=16, max_model_len=400)
-    engine = make_engine(runner, max_num_batched_tokens=32)
-    for i in (1, 2):
-        engine.add(make_request(str(i), prompt=(i,) * 150, max_tokens=100))
-    drain(engine)
-    assert engine.stats().num_preemptions == num_preemptions
-    assert runner.num_tokens_computed < 1.5 * 2 * 250
-
-
-# The order of things
 
 
 def test_four_cold_prompts_all_get_their_first_token_before_any_ends() -> None:

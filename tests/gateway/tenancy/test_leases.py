@@ -187,9 +187,13 @@ async def test_cancelling_while_it_ends_does_not_lose_the_end(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    closing = asyncio.create_task(leases.aclose())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not closing.done()
     assert (await used_tokens(store))["tokens"] == (0, 400)
     store.go_on()
-    await leases.aclose()
+    await closing
     assert await used_tokens(store) == {"requests": (1, 0), "tokens": (25, 0)}
 
 
@@ -304,9 +308,13 @@ async def test_a_lease_that_expired_all_the_same_is_told_of(
     assert leases.unsettled == 1
 
 
-async def test_closing_twice_is_fine(leases: Leases) -> None:
+async def test_closing_twice_or_before_entering_is_fine(
+    leases: Leases, store: UnsteadyStore
+) -> None:
     await leases.aclose()
     await leases.aclose()
+    await Leases(store).aclose()
+    assert leases.unsettled == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
