@@ -81,7 +81,7 @@ async def open_services(
         metrics.policy_info.labels(policy.digest).set(1)
         tracing = Tracing(open_provider(os.environ))
         stack.callback(tracing.close)
-        store = await SqliteStore.open(settings.home / "limits.db", clock=time.time)
+        store = await SqliteStore.open(settings.home / "limits.db", clock=time.monotonic)
         stack.push_async_callback(store.aclose)
         leases = await stack.enter_async_context(Leases(store))
         directory = await Directory.open(settings.home)

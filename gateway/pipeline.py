@@ -39,7 +39,7 @@ from gateway.errors import (
 from gateway.estimate import estimate_tokens
 from gateway.policy.decide import decide
 from gateway.policy.model import Decision, Facts, Reject, RejectReason, Timeouts
-from gateway.responses import EventStream, run_while_connected, send_reply
+from gateway.responses import EventStream, WatchedSend, run_while_connected, send_reply
 from gateway.telemetry import tracing
 from gateway.tenancy.leases import Lease
 from gateway.tenancy.limits import claims_for, rate_headers
@@ -79,12 +79,12 @@ class GenerationEndpoint:
         )
         services.drain.num_active += 1
         try:
-            await self.serve(call, scope, receive, send)
+            await self.serve(call, scope, receive, WatchedSend(send))
         finally:
             services.drain.num_active -= 1
             call.record()
 
-    async def serve(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve(self, call: Call, scope: Scope, receive: Receive, send: WatchedSend) -> None:
         """One request, from its headers to its last byte."""
         services = call.services
         headers = Headers(scope=scope)
@@ -101,7 +101,7 @@ class GenerationEndpoint:
             )
             exchange = self.dialect.parse(body, call.stamp)
             work = self._answer(call, principal, exchange, send)
-            call.client_left = not await run_while_connected(work, receive)
+            call.client_left = not await run_while_connected(work, receive, send)
         except ClientGone:
             call.client_left = True
         except GatewayError as error:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Coroutine, Iterable
 
-from starlette.types import Receive, Send
+from starlette.types import Message, Receive, Send
 
 from gateway.dialects.base import Reply
 
@@ -102,15 +102,31 @@ class EventStream:
             )
 
 
-async def run_while_connected(work: Coroutine[None, None, None], receive: Receive) -> bool:
+class WatchedSend:
+    """An ASGI `send` that remembers whether the whole answer has been sent."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.is_complete = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self.is_complete = True
+        await self._send(message)
+
+
+async def run_while_connected(
+    work: Coroutine[None, None, None], receive: Receive, sent: WatchedSend
+) -> bool:
     """Run `work`; cancel it, once, if the client goes away first. True if it ran to its end.
 
-    Returns after `work` has ended, its `finally` blocks included. The request body must have been
-    read: any further message of the client is taken for a disconnect.
+    Returns after `work` has ended, its `finally` blocks included. `sent` is what `work` sends with:
+    servers report a disconnect after the whole answer as well, and that one does not count. The
+    request body must have been read.
     """
     async with asyncio.TaskGroup() as tasks:
         working = tasks.create_task(work)
-        leaving = tasks.create_task(_disconnected(receive))
+        leaving = tasks.create_task(_disconnected(receive, sent))
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         was_done = working.done()
         working.cancel()
@@ -118,6 +134,8 @@ async def run_while_connected(work: Coroutine[None, None, None], receive: Receiv
     return was_done
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _disconnected(receive: Receive, sent: WatchedSend) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+    if sent.is_complete:
+        await asyncio.Event().wait()  # what is left of the work goes on

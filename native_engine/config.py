@@ -26,7 +26,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 128  # tokens computed in one step
     max_waiting: int = 256  # requests that queue
     kv_cache_bytes: int = 0  # 0: a share of the free memory, see `model_runner`
-    cpu_threads: int = 0  # 0: the cores this process may use
+    cpu_threads: int = 0  # 0: the cores this process may use, less one
     num_token_ids: int = 0  # ids the tokenizer knows; 0: all rows of the model's embedding
 
     def __post_init__(self) -> None:

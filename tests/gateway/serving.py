@@ -133,7 +133,7 @@ class Caller:
         if not self._is_body_sent:
             self._is_body_sent = True
             return {"type": "http.request", "body": self.body, "more_body": False}
-        await self.leave.wait()
+        await self.leave.wait()  # as servers do, also when the answer is complete
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
@@ -144,7 +144,10 @@ class Caller:
         if message.get("body"):
             self.chunks.append(message["body"])
         self.is_complete = not message.get("more_body", False)
-        if self.leave_after_chunks is not None and len(self.chunks) >= self.leave_after_chunks:
+        left_early = (
+            self.leave_after_chunks is not None and len(self.chunks) >= self.leave_after_chunks
+        )
+        if left_early or self.is_complete:
             self.leave.set()
 
     @property
