@@ -14,7 +14,7 @@ and 2 threads):
 
 The property rests on the matrix library of the machine (measured: MKL with AVX-512), so whoever
 promises it should test it at start. Half-precision caches are widened to float32 as they are
-gathered. Block sizes below 16 give right results without the property.
+gathered. Block sizes below 16 give right results, but without the property.
 
 Knows neither dispatch nor `AttentionMetadata`. Source of the merge: Dao, "FlashAttention-2", 2023.
 """
@@ -32,6 +32,7 @@ _flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  #
 
 _TILE = 256  # slots summed in one product; see above
 _ROWS = 8  # rows of a product come in multiples of this; see above
+_SLOTS = 16  # and so do slots; see above
 
 
 def paged_attention_cpu(
@@ -73,7 +74,7 @@ def paged_attention_cpu(
         keys = key_context.gather(rows, context_len)
         values = value_context.gather(rows, context_len)
         for first, stop in _cut(context_len - query_len, context_len):
-            slots = -(-stop // block_size) * block_size
+            slots = _rounded_up(stop, _SLOTS)
             tokens = slice(token, token + stop - first)
             outputs[:, tokens] = _attend(
                 queries[:, tokens],
@@ -84,6 +85,10 @@ def paged_attention_cpu(
             )
             token = tokens.stop
     return output
+
+
+def _rounded_up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
 
 
 def _cut(first: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -127,14 +132,10 @@ def _causal_band(max_query_len: int, group: int, dtype: torch.dtype) -> Tensor:
     Shifted left by `_TILE - p` it is the causal mask, over the last piece, of rows whose first
     token lies at place p of that piece: made once, it serves every sequence of the step.
     """
-    num_rows = _padded_rows(min(max_query_len, _TILE) * group)
+    num_rows = _rounded_up(min(max_query_len, _TILE) * group, _ROWS)
     tokens = torch.arange(num_rows).div(group, rounding_mode="floor").unsqueeze(-1)
     hidden = torch.arange(-_TILE, _TILE) > tokens
     return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
-
-
-def _padded_rows(num_rows: int) -> int:
-    return -(-num_rows // _ROWS) * _ROWS
 
 
 def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
@@ -145,7 +146,7 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: fl
     """
     rows = query.flatten(1, 2).to(keys.dtype)
     num_rows, slots = rows.shape[1], keys.shape[2]
-    padded = pad(rows, (0, 0, 0, _padded_rows(num_rows) - num_rows)).unsqueeze(0)
+    padded = pad(rows, (0, 0, 0, _rounded_up(num_rows, _ROWS) - num_rows)).unsqueeze(0)
     outputs, log_sums = [], []
     for start in range(0, slots, _TILE):
         stop = min(start + _TILE, slots)
