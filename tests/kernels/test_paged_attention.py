@@ -57,6 +57,15 @@ def test_a_context_of_several_tiles_agrees_with_dense_attention(
 
 
 @every_implementation
+@pytest.mark.parametrize("block_size", [1, 8, 48, 512])
+def test_any_block_size_will_do(implementation: Implementation, block_size: int) -> None:
+    heads = Heads(num_heads=3, num_kv_heads=1, block_size=block_size)
+    sequence = make_sequence(heads, query_len=50, context_len=300)
+    output, _ = run(implementation, heads, [sequence])
+    assert_near(output, dense_attention(heads, sequence), torch.float32)
+
+
+@every_implementation
 def test_padding_sequences_give_no_rows_and_padding_rows_give_zeros(
     implementation: Implementation,
 ) -> None:
