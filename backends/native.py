@@ -1,0 +1,79 @@
+"""The native engine as a backend: the gateway's side of it, which needs no torch.
+
+Options are those of `native_engine.config.EngineConfig` and, for how long to wait for the engine
+process, of `backends.client.Patience`. `backends.native_process` is the other side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import fields
+from datetime import datetime
+from pathlib import Path
+
+from backends.client import EngineClient, Patience
+from backends.local import LocalBackend
+from backends.spec import BackendConfigError, BackendSpec, OptionValue, read_options
+from backends.text.tokenizer import load_tokenizer
+from native_engine.config import EngineConfig
+
+
+async def open_backend(spec: BackendSpec) -> LocalBackend:
+    """Connect to the engine process of `spec`, which may still be starting.
+
+    Raises:
+        BackendConfigError: an option is unknown or out of range, or a path is missing.
+        ModelFileError: the model has no tokenizer that can be used.
+    """
+    patience, _ = _split(spec)
+    model_path, socket_path = _paths(spec)
+    tokenizer = await asyncio.to_thread(load_tokenizer, model_path)
+    return LocalBackend(
+        spec.name,
+        EngineClient(socket_path, patience=patience),
+        tokenizer,
+        now=lambda: datetime.now().astimezone(),
+    )
+
+
+def host_command(spec: BackendSpec) -> tuple[str, ...]:
+    """The command line of the engine process.
+
+    Raises:
+        BackendConfigError: as `open_backend`.
+    """
+    _, options = _split(spec)
+    model_path, socket_path = _paths(spec)
+    read_engine_config(options, model_path=model_path, where=spec.name)
+    return (
+        sys.executable,
+        "-m",
+        "backends.host",
+        f"--socket={socket_path}",
+        "--engine=native",
+        f"--options={json.dumps({**options, 'model': str(model_path)})}",
+    )
+
+
+def read_engine_config(
+    options: dict[str, OptionValue], *, model_path: Path, where: str, num_token_ids: int = 0
+) -> EngineConfig:
+    """The engine's own options. Raises BackendConfigError."""
+    given = {"model": model_path, "num_token_ids": num_token_ids}
+    return read_options(EngineConfig, options, where=where, given=given)
+
+
+def _split(spec: BackendSpec) -> tuple[Patience, dict[str, OptionValue]]:
+    """The client's options, read, and the engine's."""
+    names = {field.name for field in fields(Patience)}
+    mine = {name: value for name, value in spec.options.items() if name in names}
+    others = {name: value for name, value in spec.options.items() if name not in names}
+    return read_options(Patience, mine, where=spec.name), others
+
+
+def _paths(spec: BackendSpec) -> tuple[Path, Path]:
+    if spec.model_path is None or spec.socket_path is None:
+        raise BackendConfigError(f"{spec.name}: the native engine needs a model and a socket path")
+    return spec.model_path, spec.socket_path
