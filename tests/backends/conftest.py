@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
+MODEL = REPOSITORY / ".turnout" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
 COUNTING = "tests.backends.counting_engine:open_engine"
 
 

@@ -15,6 +15,7 @@ from backends.client import EngineClient
 from backends.errors import BackendError, BackendRejected, BackendUnavailable, PromptTooLong
 from backends.local import LocalBackend
 from backends.registry import BackendSpec, host_command, open_backend
+from backends.spec import OptionValue
 from backends.types import (
     UNLIMITED_TOKENS,
     Event,
@@ -28,9 +29,12 @@ from backends.types import (
     TokenPrompt,
 )
 from tests.backends.byte_tokenizer import VOCAB_SIZE, byte_tokenizer
-from tests.backends.conftest import REPOSITORY, EngineProcess, counting_command
+from tests.backends.conftest import MODEL, EngineProcess, counting_command
 
-MODEL = REPOSITORY / ".turnout" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+OPTIONS: dict[str, dict[str, OptionValue]] = {
+    "echo": {},
+    "native": {"max_num_seqs": 8, "max_model_len": 128, "start_timeout_s": 120.0},
+}
 PROMPT = TextPrompt(text="Once upon a time there was")
 
 
@@ -48,7 +52,7 @@ class Kinds:
             name=kind,
             engine=kind,
             model="default",
-            options={"max_num_seqs": 8, "max_model_len": 128} if kind == "native" else {},
+            options=OPTIONS[kind],
             model_path=MODEL,
             socket_path=self._directory / f"{kind}.sock",
         )
