@@ -172,21 +172,18 @@ def _refuse_repeated_keys(pairs: list[tuple[str, object]]) -> None:
 def _path(document: Document, error: ErrorDetails) -> str:
     """The error's place, followed through the client's own document.
 
-    pydantic's location also names branches of unions, which are no part of the body.
+    pydantic's location also names branches of unions, which are no part of the body; every union
+    here is of texts and arrays, so the name of a branch leads nowhere in it.
     """
     node = cast("object", document)
     path = ""
-    last = len(error["loc"]) - 1
-    for position, step in enumerate(error["loc"]):
-        if isinstance(step, int):
-            if isinstance(node, list):
-                node = cast("list[object]", node)[step]
-                path += f"[{step}]"
-        elif isinstance(node, dict):
-            members = cast("Document", node)
-            if step in members or (position == last and error["type"] == "missing"):
-                node = members.get(step)
-                path += f".{step}" if path else step
+    for step in error["loc"]:
+        if isinstance(node, list) and isinstance(step, int):
+            node = cast("list[object]", node)[step]
+            path += f"[{step}]"
+        elif isinstance(node, dict) and isinstance(step, str):
+            node = cast("Document", node).get(step)
+            path += f".{step}" if path else step
     return path
 
 

@@ -12,13 +12,11 @@ _LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say (a
 def gather(events: Sequence[Event], num_choices: int) -> tuple[list[list[Token]], Finished]:
     """The tokens of each choice, and the end, of a drained stream."""
     choices: list[list[Token]] = [[] for _ in range(num_choices)]
-    *tokens, finished = events
-    if not isinstance(finished, Finished):
-        raise TypeError("a drained stream ends with Finished")
-    for token in tokens:
-        if isinstance(token, Token):
-            choices[token.index].append(token)
-    return choices, finished
+    for event in events:
+        if isinstance(event, Finished):
+            return choices, event
+        choices[event.index].append(event)
+    raise TypeError("a drained stream ends with Finished")
 
 
 def finite(logprob: float) -> float:

@@ -51,7 +51,7 @@ def info_reply(
                 "max_total_tokens": max_model_len,
                 "validation_workers": 1,
                 "max_client_batch_size": 1,
-                "router": "turnout",
+                "router": "text-generation-router",  # by which clients know the wire
                 "version": version,
                 "sha": None,
                 "docker_label": None,

@@ -19,9 +19,11 @@ from backends.types import (
     Usage,
 )
 from gateway.dialects.base import Dialect, Exchange, Reply, Stamp, Timings
-from gateway.dialects.openai_chat import OpenAIChat
-from gateway.dialects.openai_completions import OpenAICompletions
+from gateway.dialects.openai_chat import ChatBody, OpenAIChat
+from gateway.dialects.openai_completions import CompletionBody, OpenAICompletions
+from gateway.dialects.openai_fields import UNBUILT
 from gateway.dialects.tgi import Tgi, TgiRoute
+from gateway.dialects.tgi_fields import GenerateBody, Parameters
 from gateway.errors import (
     BodyTooLarge,
     ContextLengthExceeded,
@@ -168,42 +170,15 @@ json_values = st.recursive(
 
 
 field_names = st.sampled_from(
-    [
-        "model",
-        "messages",
-        "prompt",
-        "inputs",
-        "parameters",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "n",
-        "seed",
-        "stop",
-        "stream",
-        "stream_options",
-        "max_tokens",
-        "max_completion_tokens",
-        "logprobs",
-        "top_logprobs",
-        "stop_token_ids",
-        "echo",
-        "tools",
-        "tool_choice",
-        "logit_bias",
-        "response_format",
-        "chat_template_kwargs",
-        "best_of",
-        "suffix",
-        "details",
-        "max_new_tokens",
-        "return_full_text",
-        "truncate",
-        "top_n_tokens",
-        "do_sample",
-        "grammar",
-    ]
+    sorted(
+        {
+            *ChatBody.model_fields,
+            *CompletionBody.model_fields,
+            *GenerateBody.model_fields,
+            *Parameters.model_fields,
+            *UNBUILT,
+        }
+    )
 )
 fields = st.dictionaries(field_names, json_values, max_size=4)
 # Machines are busy now and then; how long a draw takes says nothing of a dialect.

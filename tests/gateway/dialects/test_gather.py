@@ -2,12 +2,18 @@ from __future__ import annotations
 
 import pytest
 
+from backends.types import Event
 from gateway.dialects.gather import gather
 from tests.gateway.dialects.events import finished, token
 
 
 def test_tokens_go_to_their_choice_in_order() -> None:
-    events = [token("a", index=1), token("b", index=0), token("c", index=1), finished()]
+    events: list[Event] = [
+        token("a", index=1),
+        token("b", index=0),
+        token("c", index=1),
+        finished(),
+    ]
     choices, end = gather(events, num_choices=2)
     assert [[one.text for one in choice] for choice in choices] == [["b"], ["a", "c"]]
     assert end == finished()

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import httpx2
+import openai
 import pytest
 from huggingface_hub.inference._common import _stream_chat_completion_response
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -300,7 +302,7 @@ def test_accepts_running_usage_and_reports_it_at_the_end() -> None:
 
 def test_the_stream_is_one_object_with_a_delta_in_every_choice() -> None:
     """S-DELTA-ALWAYS, S-STOP-EMPTY-DELTAS."""
-    events = [token("a"), token(""), token("b"), end_of_turn(), finished()]
+    events: list[Event] = [token("a"), token(""), token("b"), end_of_turn(), finished()]
     sent = chunks(streamed(exchange(stream=True).stream("m"), events))
     assert len({(chunk["id"], chunk["model"], chunk["created"]) for chunk in sent}) == 1
     deltas = [choice["delta"] for chunk in sent for choice in chunk["choices"]]
@@ -309,7 +311,7 @@ def test_the_stream_is_one_object_with_a_delta_in_every_choice() -> None:
 
 def test_several_choices_interleave_and_end_once() -> None:
     """S-DONE-ONCE."""
-    events = [
+    events: list[Event] = [
         token("a", index=1),
         token("b", index=0),
         token("c", index=1, finish=FinishReason.LENGTH),
@@ -332,7 +334,7 @@ def test_a_choice_without_a_token_still_ends() -> None:
 
 
 def test_logprobs_of_tokens_without_text_come_with_the_next_text() -> None:
-    events = [
+    events: list[Event] = [
         token("", chosen=entry("h"), top=(entry("h"), entry("j", -2.0))),
         token("hi", chosen=entry("i", -0.25)),
         end_of_turn(),
@@ -359,7 +361,7 @@ def test_logprobs_of_tokens_without_text_come_with_the_next_text() -> None:
 
 
 def test_minus_infinity_is_a_number_json_has() -> None:
-    events = [token("a", chosen=entry("a", float("-inf"))), end_of_turn(), finished()]
+    events: list[Event] = [token("a", chosen=entry("a", float("-inf"))), end_of_turn(), finished()]
     sent = chunks(streamed(exchange(logprobs=True).stream("m"), events))
     assert sent[1]["choices"][0]["logprobs"]["content"][0]["logprob"] == -9999.0
 
@@ -372,8 +374,27 @@ def test_a_stream_that_fails_has_an_error_and_no_end() -> None:
     assert b"[DONE]" not in stream
 
 
+def test_openai_python_reads_the_stream_and_raises_its_error() -> None:
+    encoder = exchange(stream=True).stream("m")
+    stream = streamed(encoder, [token("a"), token("b")]) + encoder.fail(UpstreamFailed("gone"))
+    response = httpx2.Response(
+        200, content=stream, headers={"content-type": "text/event-stream; charset=utf-8"}
+    )
+    with (
+        httpx2.Client(transport=httpx2.MockTransport(lambda _: response)) as http_client,
+        openai.OpenAI(api_key="k", http_client=http_client, max_retries=0) as client,
+        client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hi"}], stream=True
+        ) as chunk_stream,
+    ):
+        texts = [next(chunk_stream).choices[0].delta.content for _ in range(3)]
+        with pytest.raises(openai.APIError, match="gone"):
+            next(chunk_stream)
+    assert texts == ["", "a", "b"]
+
+
 def test_huggingface_hub_reads_the_stream() -> None:
-    events = [token("a"), token("b"), end_of_turn(), finished()]
+    events: list[Event] = [token("a"), token("b"), end_of_turn(), finished()]
     stream = streamed(exchange(stream=True).stream("m"), events).decode()
     outputs = list(_stream_chat_completion_response(stream.split("\n")))
     assert "".join(output.choices[0].delta.content or "" for output in outputs) == "ab"
@@ -381,7 +402,7 @@ def test_huggingface_hub_reads_the_stream() -> None:
 
 
 def test_golden_whole_answer() -> None:
-    events = [token("a"), token("b"), end_of_turn(), finished()]
+    events: list[Event] = [token("a"), token("b"), end_of_turn(), finished()]
     reply = exchange().collect("m", events, TIMINGS)
     ChatCompletion.model_validate_json(reply.body, strict=True)
     assert reply.body == (
@@ -396,7 +417,11 @@ def test_golden_whole_answer() -> None:
 
 
 def test_a_whole_answer_reports_every_token_s_logprob() -> None:
-    events = [token("", chosen=entry("h")), token("hi", chosen=entry("i")), end_of_turn()]
+    events: list[Event] = [
+        token("", chosen=entry("h")),
+        token("hi", chosen=entry("i")),
+        end_of_turn(),
+    ]
     reply = exchange(logprobs=True).collect("m", [*events, finished()], TIMINGS)
     ChatCompletion.model_validate_json(reply.body, strict=True)
     logprobs = json.loads(reply.body)["choices"][0]["logprobs"]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import pytest
 from huggingface_hub.errors import OverloadedError, ValidationError
@@ -80,13 +80,15 @@ def test_a_prompt_too_long_is_worded_as_clients_match_it() -> None:
 def sdk_error(error: GatewayError) -> openai.APIStatusError:
     """What openai-python makes of the reply."""
     reply = openai_error_reply(error)
-    response = httpx.Response(
-        reply.status,
-        content=reply.body,
-        headers=list(reply.headers),
-        request=httpx.Request("POST", "http://turnout/v1/chat/completions"),
-    )
-    return openai.OpenAI(api_key="k")._make_status_error_from_response(response)
+    response = httpx2.Response(reply.status, content=reply.body, headers=list(reply.headers))
+    transport = httpx2.MockTransport(lambda _: response)
+    with (
+        httpx2.Client(transport=transport) as http_client,
+        openai.OpenAI(api_key="k", http_client=http_client, max_retries=0) as client,
+        pytest.raises(openai.APIStatusError) as caught,
+    ):
+        client.models.list()
+    return caught.value
 
 
 def test_openai_python_raises_its_own_classes_and_reads_the_code() -> None:

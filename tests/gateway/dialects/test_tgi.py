@@ -77,7 +77,8 @@ def test_absent_parameters_mean_sampling(document: dict[str, object]) -> None:
 def test_any_sampling_parameter_means_sampling(
     parameters: dict[str, object], sampling: SamplingParams
 ) -> None:
-    assert exchange(**parameters).request.sampling == sampling
+    document = body(inputs="Hello", parameters=parameters)
+    assert Tgi(TgiRoute.GENERATE).parse(document, STAMP).request.sampling == sampling
 
 
 def test_a_limit_the_client_gave_is_not_cut_down() -> None:
@@ -214,7 +215,7 @@ def test_golden_event_with_alternatives() -> None:
 
 
 def test_a_stop_sequence_is_a_reason_of_its_own() -> None:
-    events = [token("a\n", finish=FinishReason.STOP), finished(FinishReason.STOP)]
+    events: list[Event] = [token("a\n", finish=FinishReason.STOP), finished(FinishReason.STOP)]
     made = exchange(TgiRoute.GENERATE_STREAM, details=True, stop=["\n"])
     (line,) = data_lines(streamed(made.stream("m"), events))
     assert json.loads(line)["details"]["finish_reason"] == "stop_sequence"
