@@ -84,8 +84,10 @@ class EventStream:
 
     async def keep_alive(self) -> None:
         """Run beside the writer until cancelled."""
+        # not wait_for: before Python 3.12 it can lose a cancellation
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._started.wait(), self._hold_s)
+            async with asyncio.timeout(self._hold_s):
+                await self._started.wait()
         async with self._lock:
             await self._start()
         while True:
