@@ -10,14 +10,21 @@ PagedAttention", 2023.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from kernels.cpu.paged_attention import paged_attention_cpu
 from kernels.dispatch import Op
+from kernels.triton_support import LazyKernel, interpreted, next_power_of_2, require
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +104,157 @@ def _context(cache: Tensor, block_table: Tensor, context_len: int) -> Tensor:
     return blocks.transpose(0, 1).flatten(1, 2)[:, :context_len]
 
 
+@LazyKernel
+def _paged_attention_kernel(
+    out, query, key_cache, value_cache, cu_seqlens_q, context_lens, block_tables,
+    scale_log2, query_stride, table_stride,
+    NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr,
+    DIM: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    sequence = tl.program_id(1)
+    kv_head = tl.program_id(2)
+    first_row = tl.load(cu_seqlens_q + sequence)
+    query_len = tl.load(cu_seqlens_q + sequence + 1) - first_row
+    first_token = tl.program_id(0) * TOKENS
+    if first_token >= query_len:
+        return
+    # Rows: the queries of TOKENS tokens, GROUP heads each; ROWS is the next power of two.
+    row = tl.arange(0, ROWS)
+    token = first_token + row // GROUP
+    dim = tl.arange(0, DIM)
+    row_mask = (row // GROUP < TOKENS) & (token < query_len)
+    mask = row_mask[:, None] & (dim < HEAD_DIM)[None, :]
+    head = kv_head * GROUP + row % GROUP
+    query_at = (first_row + token).to(tl.int64) * query_stride + head * HEAD_DIM
+    queries = tl.load(query + query_at[:, None] + dim[None, :], mask=mask, other=0.0)
+    if UPCAST:
+        queries = queries.to(tl.float32)
+    context_len = tl.load(context_lens + sequence)
+    position = context_len - query_len + token
+    end = tl.minimum(context_len, context_len - query_len + first_token + TOKENS)
+
+    # The running softmax: greatest score so far, sum of exponentials, weighted sum of values.
+    greatest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    attended = tl.zeros([ROWS, DIM], tl.float32)
+    for start in range(0, end, SLOTS):
+        slot = start + tl.arange(0, SLOTS)
+        in_context = slot < end
+        block = tl.load(
+            block_tables + sequence.to(tl.int64) * table_stride + slot // BLOCK_SIZE,
+            mask=in_context, other=0,
+        )  # fmt: skip
+        place = (block.to(tl.int64) * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
+        cache_at = place[:, None] * HEAD_DIM + dim[None, :]
+        # Masked loads give 0, so what lies in free blocks and tail slots, even NaN, is never seen.
+        cache_mask = in_context[:, None] & (dim < HEAD_DIM)[None, :]
+        keys = tl.load(key_cache + cache_at, mask=cache_mask, other=0.0)
+        values = tl.load(value_cache + cache_at, mask=cache_mask, other=0.0)
+        if UPCAST:
+            keys = keys.to(tl.float32)
+            values = values.to(tl.float32)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale_log2
+        scores = tl.where(slot[None, :] <= position[:, None], scores, float("-inf"))
+        new_greatest = tl.maximum(greatest, tl.max(scores, axis=1))
+        weights = tl.exp2(scores - new_greatest[:, None])
+        decay = tl.exp2(greatest - new_greatest)
+        total = total * decay + tl.sum(weights, axis=1)
+        attended = attended * decay[:, None]
+        attended += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        greatest = new_greatest
+
+    out_at = (first_row + token).to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM) + head * HEAD_DIM
+    tl.store(out + out_at[:, None] + dim[None, :], attended / total[:, None], mask=mask)
+
+
+def paged_attention_triton(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+) -> Tensor:
+    """One program per sequence, kv head and `TOKENS` queries; it walks the context once.
+
+    The group's heads share their kv head's program, so keys and values are read once for all of
+    them. The grid is as long as the longest query; in a mixed step the surplus programs of the
+    short ones return at once. Decoding takes 16 rows, the least a tensor core does, with 4 warps;
+    prefill takes 64 and twice the warps. No program depends on the other sequences' lengths.
+
+    Raises:
+        ValueError: strides or dtypes the kernel does not follow.
+    """
+    _check(query, key_cache, value_cache, metadata)
+    num_kv_heads, block_size, head_dim = key_cache.shape[1:]
+    group = query.shape[1] // num_kv_heads
+    out = torch.zeros_like(query, memory_format=torch.contiguous_format)
+    longest = max(metadata.query_lens, default=0)
+    if longest == 0:
+        return out
+    rows = max(16 if longest == 1 else 64, next_power_of_2(group))
+    tokens = rows // group
+    dim = max(16, next_power_of_2(head_dim))
+    grid = (-(-longest // tokens), len(metadata.query_lens), num_kv_heads)
+    _paged_attention_kernel[grid](
+        out, query, key_cache, value_cache, metadata.cu_seqlens_q, metadata.context_lens,
+        metadata.block_tables, scale * _LOG2_E, query.stride(0), metadata.block_tables.stride(0),
+        NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
+        BLOCK_SIZE=block_size, TOKENS=tokens, ROWS=rows,
+        SLOTS=min(64, _KEY_TILE_BYTES // (dim * query.itemsize)), DIM=dim, UPCAST=interpreted(),
+        num_warps=4 if longest == 1 else 8,
+    )  # fmt: skip
+    return out
+
+
+_KEY_TILE_BYTES = 16384  # three stages of keys and values are 96 KiB, which any GPU since 2020 has
+_LOG2_E = math.log2(math.e)  # the kernel's exponentials have base 2, which the GPU computes itself
+
+
+def _check(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata
+) -> None:
+    num_heads, num_kv_heads, head_dim = query.shape[1], key_cache.shape[1], query.shape[2]
+    require(
+        num_heads % num_kv_heads == 0,
+        f"paged_attention: {num_heads} query heads do not share {num_kv_heads} kv heads evenly",
+    )
+    require(
+        query.stride(2) == 1 and query.stride(1) == head_dim,
+        "paged_attention: the heads of one token must lie side by side in query",
+    )
+    for cache in (key_cache, value_cache):
+        require(cache.is_contiguous(), "paged_attention: the caches must be contiguous")
+        require(
+            cache.dtype == query.dtype,
+            f"paged_attention: query is {query.dtype} and the cache {cache.dtype}; they must agree",
+        )
+    require(metadata.block_tables.stride(1) == 1, "paged_attention: rows of block_tables are split")
+
+
+def _paged_attention_cpu(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+) -> Tensor:
+    return paged_attention_cpu(
+        query,
+        key_cache,
+        value_cache,
+        metadata.block_tables,
+        metadata.query_lens,
+        metadata.context_lens_host,
+        scale,
+    )
+
+
 _op = Op(
     "paged_attention",
     reference=paged_attention_reference,
-    cpu=paged_attention_reference,
-    triton=paged_attention_reference,
+    cpu=_paged_attention_cpu,
+    triton=paged_attention_triton,
 )
 
 

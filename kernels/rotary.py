@@ -8,10 +8,17 @@ Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embeddin
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+from kernels.cpu.rotary import apply_rotary_cpu
 from kernels.dispatch import Op
+from kernels.triton_support import LazyKernel, next_power_of_2, require
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 
 def apply_rotary_reference(
@@ -29,11 +36,58 @@ def apply_rotary_reference(
         heads[..., : 2 * half] = torch.cat(rotated, dim=-1).to(heads.dtype)
 
 
+@LazyKernel
+def _rotate_kernel(
+    heads, cos, sin, positions, token_stride, head_stride, num_heads, half,
+    HEADS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.arange(0, HEADS)[:, None]
+    pair = tl.arange(0, HALF)[None, :]
+    in_half = pair < half
+    mask = (head < num_heads) & in_half
+    angle = tl.load(positions + token) * half + pair
+    cos_row = tl.load(cos + angle, mask=in_half, other=0.0)
+    sin_row = tl.load(sin + angle, mask=in_half, other=0.0)
+    first_at = heads + token * token_stride + head * head_stride + pair
+    second_at = first_at + half
+    first = tl.load(first_at, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(second_at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(first_at, first * cos_row - second * sin_row, mask=mask)
+    tl.store(second_at, second * cos_row + first * sin_row, mask=mask)
+
+
+def apply_rotary_triton(
+    query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, positions: Tensor
+) -> None:
+    """One program per token turns all heads, so a token's angles are read once; query, then key.
+
+    Raises:
+        ValueError: strides the kernel does not follow.
+    """
+    half = cos.shape[1]
+    for table in (cos, sin):
+        require(
+            table.is_contiguous() and table.dtype == torch.float32,
+            "apply_rotary: cos and sin must be contiguous float32 tables",
+        )
+    require(positions.is_contiguous(), "apply_rotary: positions must be contiguous")
+    for heads in (query, key):
+        require(heads.stride(2) == 1, "apply_rotary: a head's elements must lie side by side")
+        require(2 * half <= heads.shape[2], "apply_rotary: rotary_dim must not exceed head_dim")
+        num_tokens, num_heads = heads.shape[:2]
+        if num_tokens:
+            _rotate_kernel[(num_tokens,)](
+                heads, cos, sin, positions, heads.stride(0), heads.stride(1), num_heads, half,
+                HEADS=next_power_of_2(num_heads), HALF=next_power_of_2(half),
+            )  # fmt: skip
+
+
 _op = Op(
     "apply_rotary",
     reference=apply_rotary_reference,
-    cpu=apply_rotary_reference,
-    triton=apply_rotary_reference,
+    cpu=apply_rotary_cpu,
+    triton=apply_rotary_triton,
 )
 
 
