@@ -87,7 +87,7 @@ def test_gguf_and_folder_answer_alike(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_logits_are_equal_bit_for_bit_alone_and_in_a_batch(tmp_path: Path, threads: int) -> None:
-    """All log-probabilities of every step, over batches that grow and shrink."""
+    """All log-probabilities of every step: batches that shrink, prompts in chunks or whole."""
     runner = runner_for(tiny_llama(seed=3), tmp_path, cpu_threads=threads)
     assert runner.deterministic
     prompts = random_prompts(1, 3, 9, 16, 30, 41)
@@ -175,7 +175,7 @@ def test_says_what_it_runs(tmp_path: Path) -> None:
     [
         ({"max_model_len": 257}, "max_model_len is 257, but .* was made for 256"),
         ({"kv_cache_bytes": 1000}, "set kv_cache_bytes to at least"),
-        ({"device": "cuda:7"}, "device"),
+        ({"device": "cuda:99"}, "device is cuda:99, but torch finds"),
     ],
 )
 def test_refuses_what_the_model_or_the_machine_cannot_do(
@@ -185,16 +185,36 @@ def test_refuses_what_the_model_or_the_machine_cannot_do(
         runner_for(tiny_llama(), tmp_path, **options)
 
 
+@pytest.fixture
+def smollm2() -> ModelRunner:
+    return build_runner(EngineConfig(model=SMOLLM2, max_model_len=256, cpu_threads=2))
+
+
+SMOLLM2_PROMPTS = [
+    [504, 3575, 282, 4649, 314],
+    list(range(1000, 1040)),
+    [1, 4093, 198, 19556, 28, 638, 359, 346, 47, 2, 198, 1, 520, 9531, 198],
+]
+
+
 @pytest.mark.weights
-def test_smollm2_answers_as_in_transformers() -> None:
-    runner = build_runner(EngineConfig(model=SMOLLM2, max_model_len=256, cpu_threads=1))
-    model = transformers_model(runner._model)
-    prompts = [
-        [504, 3575, 282, 4649, 314],
-        list(range(1000, 1040)),
-        [1, 4093, 198, 19556, 28, 638, 359, 346, 47, 2, 198, 1, 520, 9531, 198],
+def test_smollm2_answers_as_in_transformers(smollm2: ModelRunner) -> None:
+    model = transformers_model(smollm2._model)
+    for prompt in SMOLLM2_PROMPTS:
+        tokens = [token.token_id for token in answer(smollm2, prompt, 16, chunk=11)]
+        assert tokens == greedy_tokens(model, prompt, 16)
+
+
+@pytest.mark.weights
+def test_smollm2_computes_the_same_bits_alone_and_in_a_batch(smollm2: ModelRunner) -> None:
+    """On matrices of real size, at which libraries do change their algorithms."""
+    assert smollm2.deterministic
+    sampling = replace(GREEDY, num_logprobs=20)
+    sequences = [
+        DrivenSequence(prompt * repeated, 4, sampling=sampling, chunk=9 * repeated)
+        for prompt in SMOLLM2_PROMPTS
+        for repeated in (1, 2, 4)
     ]
-    sequences = [DrivenSequence(prompt, 16, chunk=11) for prompt in prompts]
-    drive(runner, sequences)
+    drive(smollm2, sequences)
     for sequence in sequences:
-        assert sequence.token_ids == greedy_tokens(model, sequence.prompt, 16)
+        assert sequence.outputs == answer(smollm2, [*sequence.prompt], 4, sampling=sampling)
