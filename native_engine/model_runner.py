@@ -82,6 +82,15 @@ class ModelRunner:
         return self._product.is_invariant
 
     @property
+    def dtype(self) -> str:
+        """Of weights and KV cache, as torch spells it without its prefix."""
+        return _name(self._model.dtype)
+
+    @property
+    def device(self) -> str:
+        return str(self._model.device)
+
+    @property
     def description(self) -> str:
         """One line for a human."""
         model = self._model
