@@ -4,6 +4,9 @@ Prefill, decode and any mix of them in one call: a sequence's query rows are its
 tokens, its keys the first `context_len` slots of its blocks, those rows' own keys included. Grouped
 queries: query head h reads kv head `h // (num_heads // num_kv_heads)`.
 
+The CPU implementation gives a token the same bits however its step is composed: see
+`kernels/cpu/paged_attention.py`, also for numbers.
+
 Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
 PagedAttention", 2023.
 """
@@ -123,8 +126,8 @@ def _paged_attention_kernel(
     row = tl.arange(0, ROWS)
     token = first_token + row // GROUP
     dim = tl.arange(0, DIM)
-    row_mask = (row // GROUP < TOKENS) & (token < query_len)
-    mask = row_mask[:, None] & (dim < HEAD_DIM)[None, :]
+    in_head = (dim < HEAD_DIM)[None, :]
+    mask = ((row // GROUP < TOKENS) & (token < query_len))[:, None] & in_head
     head = kv_head * GROUP + row % GROUP
     query_at = (first_row + token).to(tl.int64) * query_stride + head * HEAD_DIM
     queries = tl.load(query + query_at[:, None] + dim[None, :], mask=mask, other=0.0)
@@ -133,7 +136,7 @@ def _paged_attention_kernel(
     context_len = tl.load(context_lens + sequence)
     position = context_len - query_len + token
     end = tl.minimum(context_len, context_len - query_len + first_token + TOKENS)
-
+    table = block_tables + sequence.to(tl.int64) * table_stride
     # The running softmax: greatest score so far, sum of exponentials, weighted sum of values.
     greatest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -141,14 +144,11 @@ def _paged_attention_kernel(
     for start in range(0, end, SLOTS):
         slot = start + tl.arange(0, SLOTS)
         in_context = slot < end
-        block = tl.load(
-            block_tables + sequence.to(tl.int64) * table_stride + slot // BLOCK_SIZE,
-            mask=in_context, other=0,
-        )  # fmt: skip
-        place = (block.to(tl.int64) * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
+        block = tl.load(table + slot // BLOCK_SIZE, mask=in_context, other=0).to(tl.int64)
+        place = (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
         cache_at = place[:, None] * HEAD_DIM + dim[None, :]
         # Masked loads give 0, so what lies in free blocks and tail slots, even NaN, is never seen.
-        cache_mask = in_context[:, None] & (dim < HEAD_DIM)[None, :]
+        cache_mask = in_context[:, None] & in_head
         keys = tl.load(key_cache + cache_at, mask=cache_mask, other=0.0)
         values = tl.load(value_cache + cache_at, mask=cache_mask, other=0.0)
         if UPCAST:
@@ -160,8 +160,8 @@ def _paged_attention_kernel(
         weights = tl.exp2(scores - new_greatest[:, None])
         decay = tl.exp2(greatest - new_greatest)
         total = total * decay + tl.sum(weights, axis=1)
-        attended = attended * decay[:, None]
-        attended += tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        added = tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        attended = attended * decay[:, None] + added
         greatest = new_greatest
 
     out_at = (first_row + token).to(tl.int64) * (NUM_KV_HEADS * GROUP * HEAD_DIM) + head * HEAD_DIM
@@ -180,7 +180,8 @@ def paged_attention_triton(
     The group's heads share their kv head's program, so keys and values are read once for all of
     them. The grid is as long as the longest query; in a mixed step the surplus programs of the
     short ones return at once. Decoding takes 16 rows, the least a tensor core does, with 4 warps;
-    prefill takes 64 and twice the warps. No program depends on the other sequences' lengths.
+    prefill takes 64 and twice the warps. But for that choice, no program depends on the other
+    sequences. The sizes are rules of thumb and not yet measured on a GPU.
 
     Raises:
         ValueError: strides or dtypes the kernel does not follow.

@@ -63,6 +63,7 @@ _op = Op("rms_norm", reference=rms_norm_reference, cpu=rms_norm_cpu, triton=rms_
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Norm each row of x `[num_tokens, hidden]` and scale it by weight `[hidden]`.
 
-    Returns a new tensor of x's shape and dtype. Rows do not depend on each other.
+    Weight has x's dtype. Returns a new tensor of x's shape and dtype. Rows do not depend on each
+    other.
     """
     return _op.on(x.device)(x, weight, eps)

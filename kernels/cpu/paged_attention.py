@@ -16,6 +16,17 @@ The property rests on the matrix library of the machine (measured: MKL with AVX-
 promises it should test it at start. Half-precision caches are widened to float32 as they are
 gathered. Block sizes below 16 give right results, but without the property.
 
+Measured with 9 query and 3 kv heads, head_dim 64, block size 16, float32, scattered blocks, beside
+the reference and beside `scaled_dot_product_attention` on a copy of each sequence, which does not
+have the property (ms, 1 thread | 2 threads, best of 100 on a shared machine):
+
+    32 sequences decoding at context 256     7.7 | 6.9     reference 15.7 | 12.8     sdpa 6.0 | 4.9
+    a prefill chunk of 128 at context 1000   5.6 | 4.0     reference  9.4 |  5.9     sdpa 4.3 | -
+    1 sequence decoding at context 1000      1.3 | 1.4     reference  3.5 |  1.8
+
+Of the 240 us that one decoding sequence takes, the product is 45 and gathering 62; the rest is the
+price of some thirty small torch calls.
+
 Knows neither dispatch nor `AttentionMetadata`. Source of the merge: Dao, "FlashAttention-2", 2023.
 """
 
@@ -25,7 +36,6 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 # What scaled_dot_product_attention runs on the CPU; it alone returns the log-sum-exp as well.
 _flash_attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
@@ -70,19 +80,13 @@ def paged_attention_cpu(
     for index, (query_len, context_len) in enumerate(zip(query_lens, context_lens, strict=True)):
         if query_len == 0:
             continue
-        rows = cache_rows[index, :, : -(-context_len // block_size)]
+        rows = cache_rows[index, :, : -(-context_len // block_size)].flatten()
         keys = key_context.gather(rows, context_len)
         values = value_context.gather(rows, context_len)
         for first, stop in _cut(context_len - query_len, context_len):
-            slots = _rounded_up(stop, _SLOTS)
             tokens = slice(token, token + stop - first)
-            outputs[:, tokens] = _attend(
-                queries[:, tokens],
-                keys[:, :, :slots],
-                values[:, :, :slots],
-                band[:, _TILE - first % _TILE :],
-                scale,
-            )
+            mask = band[..., _TILE - first % _TILE :]
+            outputs[:, tokens] = _attend(queries[:, tokens], keys, values, stop, mask, scale)
             token = tokens.stop
     return output
 
@@ -118,62 +122,57 @@ class _Context:
         The one copy also brings each head's blocks together. Consecutive blocks need the same copy
         and are not worth a path of their own: 13 us in place of 20 at context 256.
         """
-        gathered = torch.index_select(
-            self._by_row, 0, rows.flatten(), out=self._gathered[: rows.numel()]
-        )
+        gathered = torch.index_select(self._by_row, 0, rows, out=self._gathered[: len(rows)])
         context = gathered.to(self.dtype).view(1, self._num_kv_heads, -1, self._head_dim)
         context[:, :, context_len:] = 0
         return context
 
 
 def _causal_band(max_query_len: int, group: int, dtype: torch.dtype) -> Tensor:
-    """`[num_rows, 2 * _TILE]`: a row's first `_TILE + token` entries and the next are 0, then -inf.
+    """`[1, 1, num_rows, 2 * _TILE]`, 0 up to and with place `_TILE + token` of a row, then -inf.
 
-    Shifted left by `_TILE - p` it is the causal mask, over the last piece, of rows whose first
-    token lies at place p of that piece: made once, it serves every sequence of the step.
+    From place `_TILE - p` on it is the causal mask, over the last piece, of rows whose first token
+    lies at place p of that piece: made once, it serves every sequence of the step.
     """
     num_rows = _rounded_up(min(max_query_len, _TILE) * group, _ROWS)
     tokens = torch.arange(num_rows).div(group, rounding_mode="floor").unsqueeze(-1)
     hidden = torch.arange(-_TILE, _TILE) > tokens
-    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
+    return torch.zeros(1, 1, *hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))
 
 
-def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """Tokens of one sequence which all lie within the last tile of their context.
+def _attend(
+    query: Tensor, keys: Tensor, values: Tensor, context_len: int, mask: Tensor, scale: float
+) -> Tensor:
+    """Tokens of one sequence which all lie within the last tile of their context of `context_len`.
 
     query `[num_kv_heads, num_tokens, group, head_dim]`; keys and values `[1, num_kv_heads, slots,
-    head_dim]`; mask `[>= num_rows, >= slots of the last tile]`. Returns the shape of query.
+    head_dim]`; mask `[1, 1, >= num_rows, >= slots of the last tile]`. Returns the shape of query.
     """
-    rows = query.flatten(1, 2).to(keys.dtype)
-    num_rows, slots = rows.shape[1], keys.shape[2]
-    padded = pad(rows, (0, 0, 0, _rounded_up(num_rows, _ROWS) - num_rows)).unsqueeze(0)
-    outputs, log_sums = [], []
+    num_kv_heads, num_tokens, group, head_dim = query.shape
+    num_rows, slots = num_tokens * group, min(_rounded_up(context_len, _SLOTS), keys.shape[2])
+    rows = keys.new_zeros(1, num_kv_heads, _rounded_up(num_rows, _ROWS), head_dim)
+    rows[0, :, :num_rows].view(query.shape).copy_(query)
+    pieces = []
     for start in range(0, slots, _TILE):
         stop = min(start + _TILE, slots)
-        out, log_sum = _flash_attention(
-            padded,
-            keys[:, :, start:stop],
-            values[:, :, start:stop],
-            attn_mask=mask[None, None, : padded.shape[2], : stop - start]
-            if stop == slots
-            else None,
-            scale=scale,
+        causal = mask[:, :, : rows.shape[2], : stop - start] if stop == slots else None
+        piece = (2, start, stop - start)
+        pieces.append(
+            _flash_attention(
+                rows, keys.narrow(*piece), values.narrow(*piece), attn_mask=causal, scale=scale
+            )
         )
-        outputs.append(out)
-        log_sums.append(log_sum)
-    return _merge(outputs, log_sums)[0, :, :num_rows].reshape(query.shape)
+    return _merge(pieces)[0, :, :num_rows].view(query.shape)
 
 
-def _merge(outputs: list[Tensor], log_sums: list[Tensor]) -> Tensor:
-    """Softmax over the pieces of the context: `[1, num_kv_heads, num_rows, head_dim]`.
-
-    A sum of products in a fixed order; `softmax` and not `exp`, whose last bit on this library
-    depends on where in memory order an element lies.
+def _merge(pieces: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Outputs and log-sum-exps of the pieces of a context -> `[1, num_kv_heads, num_rows,
+    head_dim]`.
     """
-    if len(outputs) == 1:
-        return outputs[0]
-    weights = torch.stack(log_sums, dim=-1).softmax(dim=-1)
-    merged = outputs[0] * weights[..., :1]
-    for piece, output in enumerate(outputs[1:], start=1):
-        merged += output * weights[..., piece : piece + 1]
+    if len(pieces) == 1:
+        return pieces[0][0]
+    weights = torch.stack([log_sum for _, log_sum in pieces], dim=-1).softmax(dim=-1)
+    merged = pieces[0][0] * weights[..., :1]
+    for index, (output, _) in enumerate(pieces[1:], start=1):
+        merged += output * weights[..., index : index + 1]
     return merged
