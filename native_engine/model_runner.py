@@ -97,7 +97,7 @@ class ModelRunner:
         threads = f", {torch.get_num_threads()} threads" if model.device.type == "cpu" else ""
         outcome = "deterministic" if self.deterministic else "not deterministic"
         return (
-            f"{model.config.architecture} {_name(model.dtype)} on {model.device}{threads}, "
+            f"{model.config.architecture} {self.dtype} on {self.device}{threads}, "
             f"{self.num_blocks} blocks of {self.block_size}, "
             f"rows padded to {self._product.padding}: {outcome}"
         )
