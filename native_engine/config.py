@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -34,7 +35,7 @@ class EngineConfig:
         checks = (
             (self.dtype in get_args(DType), f"dtype must be one of {get_args(DType)}"),
             (
-                self.device in ("auto", "cpu") or self.device.startswith("cuda"),
+                re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None,
                 "device must be auto, cpu, cuda or cuda:N",
             ),
             (

@@ -101,7 +101,7 @@ class ModelRunner:
         threads = f", {torch.get_num_threads()} threads" if model.device.type == "cpu" else ""
         outcome = "deterministic" if self.deterministic else "not deterministic"
         return (
-            f"{model.config.architecture} {_name(model.dtype)} on {model.device}{threads}, "
+            f"{model.config.architecture} {self.dtype} on {self.device}{threads}, "
             f"{self.num_blocks} blocks of {self.block_size}, "
             f"rows padded to {self._product.padding}: {outcome}"
         )
@@ -116,7 +116,8 @@ class ModelRunner:
         if not batch.sequences:
             return []
         hidden = self._model.forward(self._inputs(batch), self._kv_cache, self._rotary)
-        last_rows, rows = [], []
+        last_rows: list[int] = []
+        sampled: list[SamplingRow] = []
         num_rows = 0
         for sequence in batch.sequences:
             num_rows += len(sequence.token_ids)
@@ -124,12 +125,13 @@ class ModelRunner:
                 position = sequence.start + len(sequence.token_ids)
                 noise = uniform(sequence.sampling.seed, position)
                 last_rows.append(num_rows - 1)
-                rows.append(SamplingRow(sequence.sampling, noise))
-        if not rows:
+                sampled.append(SamplingRow(sequence.sampling, noise))
+        if not sampled:
             return []
-        padded = last_rows + [0] * (self._product.padded(len(rows)) - len(rows))
-        logits = self._model.logits(hidden[torch.tensor(padded, device=hidden.device)])
-        return sample(logits[: len(rows), : self._vocab_size], rows)
+        num_padding = self._product.padded(len(sampled)) - len(sampled)
+        rows = torch.tensor([*last_rows, *[0] * num_padding], device=hidden.device)
+        logits = self._model.logits(hidden[rows])
+        return sample(logits[: len(sampled), : self._vocab_size], sampled)
 
     def _inputs(self, batch: StepBatch) -> StepInputs:
         token_ids: list[int] = []
@@ -196,9 +198,11 @@ def build_runner(config: EngineConfig) -> ModelRunner:
 def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise EngineError(f"device is {name}, but torch finds no CUDA device: set device to cpu")
-    return torch.device(name)
+    device = torch.device(name)
+    num_devices = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= num_devices:
+        raise EngineError(f"device is {name}, but torch finds {num_devices} CUDA devices")
+    return device
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

@@ -44,8 +44,11 @@ class GGUFFile:
     def __init__(self, header: GGUFHeader) -> None:
         self._path = header.path
         self._entries = {_common_name(name): entry for name, entry in header.tensors.items()}
-        # A plain array over the mapping: slices of a memmap subclass cost 0.6 s over a whole file.
-        self._bytes = np.asarray(np.memmap(header.path, dtype=np.uint8, mode="r"))
+        try:
+            mapping = np.memmap(header.path, dtype=np.uint8, mode="r")
+        except OSError as error:
+            raise ModelFileError(f"{header.path}: cannot be opened: {error.strerror}") from error
+        self._bytes = np.asarray(mapping)  # slices of the subclass cost 0.6 s over a 98 MB file
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -77,16 +77,8 @@ def read_header(path: Path) -> GGUFHeader:
         if version not in SUPPORTED_VERSIONS:
             raise ModelFileError(f"{path}: GGUF version {version}; this reads {SUPPORTED_VERSIONS}")
         num_tensors, num_keys = cursor.unpack("<Q"), cursor.unpack("<Q")
-        metadata: dict[str, Value] = {}
-        for _ in range(num_keys):
-            key = cursor.string()
-            metadata[key] = cursor.value(cursor.unpack("<I"))
-        raw = [_raw_entry(cursor) for _ in range(num_tensors)]
-        alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment < 1:
-            raise ModelFileError(f"{path}: general.alignment is {alignment!r}")
-        start = -(-cursor.position // alignment) * alignment
-        tensors = {entry[0]: _placed(path, entry, start, len(data)) for entry in raw}
+        metadata = _metadata(cursor, num_keys)
+        tensors = _tensors(cursor, num_tensors, metadata.get("general.alignment", 32))
     return GGUFHeader(path=path, metadata=metadata, tensors=tensors)
 
 
@@ -154,12 +146,37 @@ class _Cursor:
 
     def _array(self) -> Value:
         kind, length = self.unpack("<I"), self.unpack("<Q")
+        if kind == self._STRING:
+            return [self.string() for _ in range(length)]
         layout = self._SCALARS.get(kind)
-        if layout is None:
-            return [self.value(kind) for _ in range(length)]
+        if layout is None:  # arrays of arrays among them: the format has them, no model does
+            raise ModelFileError(f"{self.path}: metadata array of unknown type {kind}")
         width = struct.calcsize(layout)
         start = self._take(width * length)
         return list(struct.unpack_from(f"<{length}{layout[1]}", self.data, start))
+
+
+def _metadata(cursor: _Cursor, num_keys: int) -> dict[str, Value]:
+    metadata: dict[str, Value] = {}
+    for _ in range(num_keys):
+        key = cursor.string()
+        if not key or key in metadata:
+            raise ModelFileError(f"{cursor.path}: metadata key {key!r} is empty or comes twice")
+        metadata[key] = cursor.value(cursor.unpack("<I"))
+    return metadata
+
+
+def _tensors(cursor: _Cursor, num_tensors: int, alignment: Value) -> dict[str, TensorEntry]:
+    raw = [_raw_entry(cursor) for _ in range(num_tensors)]
+    if not isinstance(alignment, int) or alignment < 1:
+        raise ModelFileError(f"{cursor.path}: general.alignment is {alignment!r}")
+    start = -(-cursor.position // alignment) * alignment
+    tensors: dict[str, TensorEntry] = {}
+    for entry in raw:
+        if entry[0] in tensors:
+            raise ModelFileError(f"{cursor.path}: tensor {entry[0]} comes twice")
+        tensors[entry[0]] = _placed(cursor.path, entry, start, len(cursor.data))
+    return tensors
 
 
 def _raw_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

@@ -57,10 +57,10 @@ def config_from_gguf(keys: Keys, weights: Weights) -> ModelConfig:
     for key in ("rope.dimension_count", "attention.value_length"):
         if (size := keys.integer(key, head_dim)) != head_dim:
             raise keys.error(key, f"is {size}; only the head size, {head_dim}, is implemented")
-    rows, _ = weights.shape("model.embed_tokens.weight")
+    num_rows = next(iter(weights.shape("model.embed_tokens.weight")), 1)
     return ModelConfig(
         architecture="llama",
-        vocab_size=keys.integer("vocab_size", rows),
+        vocab_size=keys.integer("vocab_size", num_rows),
         hidden_size=hidden_size,
         intermediate_size=keys.integer("feed_forward_length"),
         num_layers=keys.integer("block_count"),

@@ -1,0 +1,140 @@
+"""Tiny random Llama checkpoints, written the way real ones are: as a folder and as GGUF."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from transformers import LlamaConfig, LlamaForCausalLM
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+F32 = GGMLQuantizationType.F32
+
+
+def tiny_llama(seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
+    """A float32 model whose every parameter, biases and norms too, is random."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 97,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**{**sizes, **overrides}))
+    model.train(False)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0.0, 0.2, generator=generator)
+            if "norm" in name:
+                parameter.add_(1.0)
+    return model
+
+
+def write_folder(model: LlamaForCausalLM, folder: Path, *, max_shard_size: str = "1GB") -> Path:
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return folder
+
+
+def gguf_metadata(model: LlamaForCausalLM) -> dict[str, int | float | str]:
+    """The keys a converter writes, without their `llama.` prefix."""
+    config: dict[str, Any] = model.config.to_dict()
+    return {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"],
+        "attention.value_length": config["head_dim"],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "rope.freq_base": config["rope_parameters"]["rope_theta"],
+        "rope.dimension_count": config["head_dim"],
+        "vocab_size": config["vocab_size"],
+    }
+
+
+def gguf_tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
+    """The tensors under GGUF's names, Q and K in its interleaved order."""
+    config: dict[str, Any] = model.config.to_dict()
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().numpy()
+        if ".q_proj." in name:
+            values = _interleave(values, config["num_attention_heads"])
+        if ".k_proj." in name:
+            values = _interleave(values, config["num_key_value_heads"])
+        tensors[_gguf_name(name)] = values
+    return tensors
+
+
+def write_gguf(
+    path: Path,
+    metadata: Mapping[str, int | float | str],
+    tensors: Mapping[str, np.ndarray],
+    *,
+    matrix_type: GGMLQuantizationType = F32,
+    architecture: str = "llama",
+) -> Path:
+    """Matrices go into `matrix_type`, vectors stay float32. Arrays of uint8 are blocks already."""
+    writer = GGUFWriter(path, architecture)
+    for key, value in metadata.items():
+        if isinstance(value, str):
+            writer.add_string(f"{architecture}.{key}", value)
+        elif isinstance(value, float):
+            writer.add_float32(f"{architecture}.{key}", value)
+        else:
+            writer.add_uint32(f"{architecture}.{key}", value)
+    for name, values in tensors.items():
+        kind = matrix_type if values.ndim == 2 else F32
+        blocks = values if values.dtype == np.uint8 else quantize(values, kind)
+        writer.add_tensor(name, blocks, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def llama_gguf(
+    model: LlamaForCausalLM, path: Path, *, matrix_type: GGMLQuantizationType = F32
+) -> Path:
+    return write_gguf(path, gguf_metadata(model), gguf_tensors(model), matrix_type=matrix_type)
+
+
+def _gguf_name(name: str) -> str:
+    stem, _, suffix = name.rpartition(".")
+    if stem in _GGUF_NAMES:
+        return f"{_GGUF_NAMES[stem]}.{suffix}"
+    _, _, layer, own = stem.split(".", 3)
+    return f"blk.{layer}.{_GGUF_NAMES[own]}.{suffix}"
+
+
+def _interleave(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    halves = rows.reshape(num_heads, 2, rows.shape[0] // num_heads // 2, *rows.shape[1:])
+    return halves.swapaxes(1, 2).reshape(rows.shape)

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from native_engine.errors import ModelFileError
+from native_engine.models.config import ModelConfig
+from native_engine.models.keys import Keys
+from native_engine.models.llama import config_from_gguf, config_from_hf
+from native_engine.models.rotary import rotary_tables
+from native_engine.models.weights import Weights
+
+FOLDER_KEYS: Mapping[str, Any] = {
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+GGUF_KEYS: Mapping[str, Any] = {
+    "embedding_length": 64,
+    "feed_forward_length": 128,
+    "block_count": 3,
+    "context_length": 512,
+    "attention.head_count": 4,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+}
+
+
+class Tensors:
+    """A source that holds what it is given."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+
+    def place(self, name: str) -> str:
+        return f"memory: tensor {name}"
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+
+def weights(**tensors: Tensor) -> Weights:
+    named = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    return Weights(Tensors(named), dtype=torch.float32, device=torch.device("cpu"))
+
+
+def from_folder(**changes: Any) -> ModelConfig:
+    keys = {key: value for key, value in {**FOLDER_KEYS, **changes}.items() if value != "absent"}
+    return config_from_hf(Keys(Path("config.json"), keys), weights())
+
+
+def from_gguf(tensors: Mapping[str, Tensor] | None = None, **changes: Any) -> ModelConfig:
+    named = {"model__embed_tokens__weight": torch.ones(100, 64), **(tensors or {})}
+    changed = {key.replace("__", "."): value for key, value in changes.items()}
+    keys = Keys(Path("model.gguf"), {**GGUF_KEYS, **changed}, prefix="llama.")
+    return config_from_gguf(keys, weights(**named))
+
+
+def test_reads_a_folder_with_transformers_defaults() -> None:
+    assert from_folder() == ModelConfig(
+        architecture="llama",
+        vocab_size=100,
+        hidden_size=64,
+        intermediate_size=128,
+        num_layers=3,
+        num_heads=4,
+        num_kv_heads=4,
+        head_dim=16,
+        max_positions=2048,
+        rms_norm_eps=1e-6,
+        rope_theta=10_000.0,
+    )
+
+
+def test_reads_gguf_and_sees_tied_tensors_and_biases_by_presence() -> None:
+    plain = from_gguf()
+    assert plain.tie_word_embeddings
+    assert plain.rope_interleaved
+    assert (plain.vocab_size, plain.head_dim, plain.num_kv_heads) == (100, 16, 4)
+    assert not any((plain.qkv_bias, plain.output_bias, plain.mlp_bias))
+    full = from_gguf(
+        {
+            "lm_head__weight": torch.ones(100, 64),
+            "model__layers__0__self_attn__q_proj__bias": torch.ones(64),
+        },
+        attention__head_count_kv=2,
+    )
+    assert not full.tie_word_embeddings
+    assert full.qkv_bias
+    assert full.num_kv_heads == 2
+
+
+def test_reads_the_rope_base_wherever_a_file_keeps_it() -> None:
+    """L-ROPE-THETA."""
+    assert from_folder(rope_theta=5e5).rope_theta == 5e5
+    assert from_folder(rope_parameters={"rope_theta": 1e6}).rope_theta == 1e6
+    assert from_folder(rope_theta=5e5, rope_scaling=None).rope_theta == 5e5
+    assert from_gguf(rope__freq_base=1e5).rope_theta == 1e5
+
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+
+
+@pytest.mark.parametrize(
+    "scaling", [{"rope_type": "linear", "factor": 4.0}, {"rope_type": "llama3", **LLAMA3}]
+)
+def test_scales_the_rope_as_transformers_does(scaling: dict[str, Any]) -> None:
+    """L-ROPE-THETA."""
+    theirs = LlamaConfig(
+        **FOLDER_KEYS, rope_parameters={"rope_theta": 1e4, **scaling}, max_position_embeddings=2048
+    )
+    frequencies, _ = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, torch.device("cpu"))
+    old_spelling = {"type" if key == "rope_type" else key: v for key, v in scaling.items()}
+    for config in (
+        from_folder(rope_parameters={"rope_theta": 1e4, **scaling}),
+        from_folder(rope_theta=1e4, rope_scaling=old_spelling),
+    ):
+        tables = rotary_tables(config, max_positions=2, device=torch.device("cpu"))
+        torch.testing.assert_close(tables.cos[1], frequencies.cos())
+        torch.testing.assert_close(tables.sin[1], frequencies.sin())
+
+
+def test_gguf_rope_factors_come_from_the_tensor_or_the_linear_scale() -> None:
+    factors = torch.arange(1.0, 9.0)
+    assert from_gguf({"rope_freqs__weight": factors}).rope_factors == tuple(range(1, 9))
+    linear = from_gguf(rope__scaling__type="linear", rope__scaling__factor=2.0)
+    assert linear.rope_factors == (2.0,) * 8
+    assert from_gguf(rope__scale_linear=4.0).rope_factors == (4.0,) * 8
+    assert from_gguf(rope__scaling__type="none").rope_factors == ()
+
+
+def test_a_position_turns_each_pair_by_its_own_angle() -> None:
+    config = from_folder(rope_theta=100.0)
+    tables = rotary_tables(config, max_positions=4, device=torch.device("cpu"))
+    assert tables.cos.shape == (4, 8)
+    assert tables.cos[3, 2].item() == pytest.approx(math.cos(3 * 100 ** (-4 / 16)), abs=1e-7)
+    assert tables.sin[3, 2].item() == pytest.approx(math.sin(3 * 100 ** (-4 / 16)), abs=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "absent"}, "hidden_size is missing"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "64"}, "hidden_size is '64'; its type must be int"),
+        ({"hidden_size": True}, "hidden_size is True; its type must be int"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is 0; it must be at least 1"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide the 4 heads"),
+        ({"num_attention_heads": 5}, "head_dim is missing, and 5 heads do not divide 64"),
+        ({"head_dim": 15}, "head_dim is 15; it must be even"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0; it must be a finite number above 0"),
+        ({"rope_theta": float("nan")}, "rope_theta is nan"),
+        ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'; it must be a mapping"),
+        ({"rope_scaling": {"rope_type": "foo"}}, "rope_scaling.rope_type is 'foo'; implemented"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_scaling.type is 'dynamic'"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is set"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
+    ],
+)
+def test_refuses_a_folder_naming_the_key(changes: dict[str, Any], message: str) -> None:
+    """L-ROPE-THETA."""
+    with pytest.raises(ModelFileError, match=rf"config\.json: .*{message}"):
+        from_folder(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_count": None}, "block_count is missing"),
+        ({"attention__head_count": [4, 4, 4]}, "attention.head_count is .*; its type must be int"),
+        ({"expert_count": 8}, "expert_count is set"),
+        ({"rope__dimension_count": 8}, "rope.dimension_count is 8; only the head size, 16"),
+        ({"attention__value_length": 8}, "attention.value_length is 8"),
+        ({"rope__scaling__type": "yarn"}, "rope.scaling.type is 'yarn'"),
+    ],
+)
+def test_refuses_a_gguf_file_naming_the_key(changes: dict[str, Any], message: str) -> None:
+    """L-ROPE-THETA."""
+    with pytest.raises(ModelFileError, match=rf"model\.gguf: llama\.{message}"):
+        from_gguf(**changes)

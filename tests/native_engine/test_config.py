@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from native_engine.config import EngineConfig
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("dtype", "int8"),
+        ("device", "tpu"),
+        ("block_size", 12),
+        ("block_size", 4),
+        ("block_size", 512),
+        ("max_model_len", -1),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 31),
+        ("max_waiting", -1),
+        ("kv_cache_bytes", -1),
+        ("cpu_threads", -1),
+        ("num_token_ids", -1),
+    ],
+)
+def test_refuses_an_option_out_of_range_naming_it(option: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{option} must be"):
+        EngineConfig(model=Path("model"), **{option: value})
+
+
+def test_the_defaults_are_in_range() -> None:
+    assert EngineConfig(model=Path("model")).max_num_batched_tokens == 128

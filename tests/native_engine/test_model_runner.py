@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from native_engine.config import EngineConfig
+from native_engine.errors import EngineError
+from native_engine.model_runner import ModelRunner, build_runner
+from native_engine.sampler import NonFiniteLogits
+from native_engine.types import SampledToken, SamplingParams, ScheduledSequence, StepBatch
+from tests.native_engine.checkpoints import llama_gguf, tiny_llama, write_folder
+from tests.native_engine.driving import GREEDY, DrivenSequence, drive
+from tests.native_engine.reference import greedy_tokens, prompt_logits, transformers_model
+
+SMOLLM2 = Path(".turnout/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+VOCAB_SIZE = 97
+ALL_LOGPROBS = replace(GREEDY, num_logprobs=VOCAB_SIZE)
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 48},
+    {"tie_word_embeddings": True, "num_key_value_heads": 4},
+    {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 12345.0}},
+    {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 1},
+]
+
+
+def runner_for(model: LlamaForCausalLM, folder: Path, **options: Any) -> ModelRunner:
+    settings = {"kv_cache_bytes": 1 << 22, "cpu_threads": 1, **options}
+    return build_runner(EngineConfig(model=write_folder(model, folder), **settings))
+
+
+def random_prompts(*lengths: int) -> list[list[int]]:
+    choose = random.Random(sum(lengths))
+    return [[choose.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
+
+
+def answer(
+    runner: ModelRunner,
+    prompt: list[int],
+    num_tokens: int,
+    *,
+    sampling: SamplingParams = GREEDY,
+    chunk: int = 1000,
+) -> list[SampledToken]:
+    sequence = DrivenSequence(prompt, num_tokens, sampling=sampling, chunk=chunk)
+    drive(runner, [sequence])
+    return sequence.outputs
+
+
+@pytest.mark.parametrize("overrides", SHAPES)
+def test_logits_and_greedy_tokens_are_those_of_transformers(
+    tmp_path: Path, overrides: dict[str, Any]
+) -> None:
+    """L-ROPE-THETA, L-TIED-EMBED: alone in one chunk, in chunks, and batched with others."""
+    model = tiny_llama(seed=1, **overrides)
+    runner = runner_for(model, tmp_path)
+    prompts = random_prompts(1, 15, 16, 17, 40)
+    expected = [greedy_tokens(model, prompt, 32) for prompt in prompts]
+    for chunk in (1000, 7):
+        sequences = [DrivenSequence(prompt, 32, chunk=chunk) for prompt in prompts]
+        drive(runner, sequences)
+        assert [sequence.token_ids for sequence in sequences] == expected
+        for prompt, tokens in zip(prompts, expected, strict=True):
+            outputs = answer(runner, prompt, 32, chunk=chunk)
+            assert [token.token_id for token in outputs] == tokens
+    (first,) = answer(runner, prompts[-1], 1, sampling=ALL_LOGPROBS)
+    theirs = torch.log_softmax(prompt_logits(model, prompts[-1])[-1], dim=-1)
+    ours = torch.tensor([value for _, value in sorted(first.top_logprobs)])
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_gguf_and_folder_answer_alike(tmp_path: Path) -> None:
+    model = tiny_llama(seed=2)
+    gguf = llama_gguf(model, tmp_path / "model.gguf")
+    options = EngineConfig(model=gguf, kv_cache_bytes=1 << 22, cpu_threads=1)
+    (prompt,) = random_prompts(20)
+    from_gguf = answer(build_runner(options), prompt, 8, sampling=ALL_LOGPROBS)
+    from_folder = answer(runner_for(model, tmp_path / "hf"), prompt, 8, sampling=ALL_LOGPROBS)
+    assert from_gguf == from_folder
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_logits_are_equal_bit_for_bit_alone_and_in_a_batch(tmp_path: Path, threads: int) -> None:
+    """All log-probabilities of every step: batches that shrink, prompts in chunks or whole."""
+    runner = runner_for(tiny_llama(seed=3), tmp_path, cpu_threads=threads)
+    assert runner.deterministic
+    prompts = random_prompts(1, 3, 9, 16, 30, 41)
+    sampled = replace(ALL_LOGPROBS, temperature=1.0, seed=5)
+    sequences = [
+        DrivenSequence(prompt, 6 + 5 * index, sampling=sampled, chunk=8)
+        for index, prompt in enumerate(prompts)
+    ]
+    drive(runner, sequences)
+    for sequence in sequences:
+        alone = answer(runner, [*sequence.prompt], sequence.num_tokens, sampling=sampled, chunk=8)
+        assert sequence.outputs == alone
+
+
+def test_a_seed_gives_the_same_tokens_after_recomputation(tmp_path: Path) -> None:
+    """E-SEED: what a preempted sequence goes through, prompt and answer computed anew."""
+    runner = runner_for(tiny_llama(seed=4), tmp_path)
+    sampling = replace(GREEDY, temperature=1.0, seed=99)
+    (prompt,) = random_prompts(10)
+    tokens = [token.token_id for token in answer(runner, prompt, 20, sampling=sampling)]
+    for kept in (1, 7, 19):
+        resumed = answer(runner, prompt + tokens[:kept], 20 - kept, sampling=sampling)
+        assert [token.token_id for token in resumed] == tokens[kept:]
+    other = answer(runner, prompt, 20, sampling=replace(sampling, seed=100))
+    assert [token.token_id for token in other] != tokens
+
+
+def test_ids_the_tokenizer_does_not_know_are_never_seen(tmp_path: Path) -> None:
+    """L-VOCAB-PADDED."""
+    runner = runner_for(tiny_llama(seed=5), tmp_path, num_token_ids=60)
+    assert runner.vocab_size == 60
+    hot = replace(ALL_LOGPROBS, temperature=5.0)
+    (prompt,) = random_prompts(5)
+    for seed in range(10):
+        for token in answer(runner, prompt, 40, sampling=replace(hot, seed=seed)):
+            assert token.token_id < 60
+            assert sorted(token_id for token_id, _ in token.top_logprobs) == list(range(60))
+
+
+def test_a_tokenizer_larger_than_the_embedding_is_cut_down_to_it(tmp_path: Path) -> None:
+    """L-VOCAB-PADDED."""
+    assert runner_for(tiny_llama(), tmp_path, num_token_ids=200).vocab_size == VOCAB_SIZE
+
+
+def test_a_step_without_samples_returns_none(tmp_path: Path) -> None:
+    runner = runner_for(tiny_llama(), tmp_path)
+    share = ScheduledSequence(
+        request_id="r", token_ids=[1, 2], start=0, block_table=[3], sampling=GREEDY, sample=False
+    )
+    assert runner.execute(StepBatch(sequences=(share,))) == []
+    assert runner.execute(StepBatch(sequences=())) == []
+
+
+def test_damaged_weights_fail_the_step_not_the_process(tmp_path: Path) -> None:
+    model = tiny_llama()
+    with torch.no_grad():
+        model.model.norm.weight[3] = float("nan")
+    runner = runner_for(model, tmp_path)
+    with pytest.raises(NonFiniteLogits, match="damaged"):
+        answer(runner, [1, 2, 3], 1)
+
+
+def test_runs_in_bfloat16_near_to_float32(tmp_path: Path) -> None:
+    model = tiny_llama(seed=6)
+    (prompt,) = random_prompts(12)
+    logprobs = []
+    for dtype in ("float32", "bfloat16"):
+        runner = runner_for(model, tmp_path, dtype=dtype)
+        (token,) = answer(runner, prompt, 1, sampling=ALL_LOGPROBS)
+        logprobs.append(torch.tensor([value for _, value in sorted(token.top_logprobs)]))
+    torch.testing.assert_close(logprobs[0], logprobs[1], rtol=0.05, atol=0.3)
+
+
+def test_says_what_it_runs(tmp_path: Path) -> None:
+    runner = runner_for(tiny_llama(), tmp_path, block_size=32, max_model_len=100)
+    assert runner.max_model_len == 100
+    assert runner.block_size == 32
+    assert runner.num_blocks == (1 << 22) // (2 * 2 * 32 * 32 * 4)
+    assert "llama float32 on cpu, 1 threads" in runner.description
+    assert runner.description.endswith(": deterministic")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_model_len": 257}, "max_model_len is 257, but .* was made for 256"),
+        ({"kv_cache_bytes": 1000}, "set kv_cache_bytes to at least"),
+        ({"device": "cuda:99"}, "device is cuda:99, but torch finds"),
+    ],
+)
+def test_refuses_what_the_model_or_the_machine_cannot_do(
+    tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(EngineError, match=message):
+        runner_for(tiny_llama(), tmp_path, **options)
+
+
+@pytest.fixture
+def smollm2() -> ModelRunner:
+    return build_runner(EngineConfig(model=SMOLLM2, max_model_len=256, cpu_threads=2))
+
+
+SMOLLM2_PROMPTS = [
+    [504, 3575, 282, 4649, 314],
+    list(range(1000, 1040)),
+    [1, 4093, 198, 19556, 28, 638, 359, 346, 47, 2, 198, 1, 520, 9531, 198],
+]
+
+
+@pytest.mark.weights
+def test_smollm2_answers_as_in_transformers(smollm2: ModelRunner) -> None:
+    model = transformers_model(smollm2._model)
+    for prompt in SMOLLM2_PROMPTS:
+        tokens = [token.token_id for token in answer(smollm2, prompt, 16, chunk=11)]
+        assert tokens == greedy_tokens(model, prompt, 16)
+
+
+@pytest.mark.weights
+def test_smollm2_computes_the_same_bits_alone_and_in_a_batch(smollm2: ModelRunner) -> None:
+    """On matrices of real size, at which libraries do change their algorithms."""
+    assert smollm2.deterministic
+    sampling = replace(GREEDY, num_logprobs=20)
+    sequences = [
+        DrivenSequence(prompt * repeated, 4, sampling=sampling, chunk=9 * repeated)
+        for prompt in SMOLLM2_PROMPTS
+        for repeated in (1, 2, 4)
+    ]
+    drive(smollm2, sequences)
+    for sequence in sequences:
+        assert sequence.outputs == answer(smollm2, [*sequence.prompt], 4, sampling=sampling)
