@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 
 from tests.e2e.policies import ECHO
-from tests.e2e.running import ROOT, Server, serving, stop
+from tests.e2e.running import ROOT, Server, serving
 from tests.e2e.streaming import stream_chat
 
 
@@ -53,7 +53,7 @@ async def test_running_streams_end_whole_and_newcomers_are_sent_away() -> None:
             cut = await endless
             assert cut.error
             assert not cut.is_done
-        assert await asyncio.to_thread(stop, server.process) == 0
+        assert await asyncio.to_thread(server.process.wait, 30) == 0
 
 
 def test_a_taken_port_is_an_error_at_once(tmp_path: Path) -> None:
