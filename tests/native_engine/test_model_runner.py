@@ -185,9 +185,8 @@ def test_refuses_what_the_model_or_the_machine_cannot_do(
         runner_for(tiny_llama(), tmp_path, **options)
 
 
-@pytest.fixture
-def smollm2() -> ModelRunner:
-    return build_runner(EngineConfig(model=SMOLLM2, max_model_len=256, cpu_threads=2))
+def smollm2_runner(cpu_threads: int) -> ModelRunner:
+    return build_runner(EngineConfig(model=SMOLLM2, max_model_len=256, cpu_threads=cpu_threads))
 
 
 SMOLLM2_PROMPTS = [
@@ -198,23 +197,25 @@ SMOLLM2_PROMPTS = [
 
 
 @pytest.mark.weights
-def test_smollm2_answers_as_in_transformers(smollm2: ModelRunner) -> None:
-    model = transformers_model(smollm2._model)
+def test_smollm2_answers_as_in_transformers() -> None:
+    runner = smollm2_runner(cpu_threads=1)
+    model = transformers_model(runner._model)
     for prompt in SMOLLM2_PROMPTS:
-        tokens = [token.token_id for token in answer(smollm2, prompt, 16, chunk=11)]
+        tokens = [token.token_id for token in answer(runner, prompt, 16, chunk=11)]
         assert tokens == greedy_tokens(model, prompt, 16)
 
 
 @pytest.mark.weights
-def test_smollm2_computes_the_same_bits_alone_and_in_a_batch(smollm2: ModelRunner) -> None:
+def test_smollm2_computes_the_same_bits_alone_and_in_a_batch() -> None:
     """On matrices of real size, at which libraries do change their algorithms."""
-    assert smollm2.deterministic
+    runner = smollm2_runner(cpu_threads=2)
+    assert runner.deterministic
     sampling = replace(GREEDY, num_logprobs=20)
     sequences = [
         DrivenSequence(prompt * repeated, 4, sampling=sampling, chunk=9 * repeated)
         for prompt in SMOLLM2_PROMPTS
         for repeated in (1, 2, 4)
     ]
-    drive(smollm2, sequences)
+    drive(runner, sequences)
     for sequence in sequences:
-        assert sequence.outputs == answer(smollm2, [*sequence.prompt], 4, sampling=sampling)
+        assert sequence.outputs == answer(runner, [*sequence.prompt], 4, sampling=sampling)
