@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def build_app(settings: Settings, drain: Drain) -> Starlette:
     """The ASGI application. The policy is read, and everything opened, when its lifespan starts."""
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[Mapping[str, Services]]:
+    async def lifespan(app: Starlette) -> AsyncGenerator[Mapping[str, Services]]:
         async with open_services(settings, load(settings.policy), drain) as services:
             yield {"services": services}
 
@@ -74,7 +74,7 @@ def assemble(lifespan: Lifespan[Starlette] | None = None) -> Starlette:
 @asynccontextmanager
 async def open_services(
     settings: Settings, policy: Policy, drain: Drain
-) -> AsyncIterator[Services]:
+) -> AsyncGenerator[Services]:
     """Open what requests are served with, and close it again."""
     async with AsyncExitStack() as stack:
         metrics = Metrics()

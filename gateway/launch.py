@@ -64,7 +64,7 @@ def children(
         CatalogError, BackendConfigError: a model is not there, or an engine's options are wrong.
     """
     environment = {**settings.to_environment(), "TURNOUT_RUN_DIR": str(run_dir)}
-    engines = []
+    engines: list[Child] = []
     for config in policy.backends.values():
         command = host_command(backend_spec(config, settings, run_dir))
         if command is not None:

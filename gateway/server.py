@@ -13,7 +13,7 @@ import contextlib
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from types import FrameType
 
 import uvicorn
@@ -46,7 +46,7 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         # uvicorn would raise the signal again after a clean end, and turn exit code 0 into -15
         previous = {
             number: signal.signal(number, self.handle_exit)

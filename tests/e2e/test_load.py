@@ -22,10 +22,10 @@ def body_of(number: int) -> dict[str, object]:
     return {
         "model": "smollm2",
         "messages": [
-            {"role": "user", "content": f"Count from {number} upwards. " + "Go on. " * (number * 3)}
+            {"role": "user", "content": f"Count from {number} upwards. " + "Go on. " * number}
         ],
         "temperature": 0,
-        "max_tokens": 24 + number % 5 * 8,
+        "max_tokens": 12 + number % 5 * 4,
         "ignore_eos": True,
     }
 
