@@ -8,14 +8,18 @@ python=${PYTHON:-python3}
   exit 1
 }
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-pip="env PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install"
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+pip=".venv/bin/python -m pip install --quiet"
+echo "Installing torch …"
 .venv/bin/python scripts/install_torch.py
+echo "Installing what requirements/native.lock lists …"
 $pip -r requirements/native.lock
 $pip --no-deps --editable .
 touch .venv/.native
 [ "${1:-native}" = dev ] || exit 0
+echo "Installing what tests need …"
 $pip -r requirements/dev.lock
 # The client of TGI pins an old huggingface-hub: it gets an environment of its own.
 [ -x .venv-tgi/bin/python ] || "$python" -m venv .venv-tgi
-env PIP_DISABLE_PIP_VERSION_CHECK=1 .venv-tgi/bin/python -m pip install -r requirements/tgi-client.lock
+.venv-tgi/bin/python -m pip install --quiet -r requirements/tgi-client.lock
 touch .venv/.dev

@@ -45,7 +45,7 @@ def main() -> None:
         pass
     wants_cuda = os.environ.get("TURNOUT_TORCH") == "cuda" or shutil.which("nvidia-smi")
     source = [] if wants_cuda or not index_gives_cuda() else ["--index-url", CPU_INDEX]
-    pip("install", f"torch=={VERSION}", *source)
+    pip("install", "--quiet", "--progress-bar", "on", f"torch=={VERSION}", *source)
 
 
 if __name__ == "__main__":
