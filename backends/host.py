@@ -278,7 +278,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--engine", required=True, help="a known name, or module:function")
     parser.add_argument("--options", type=json.loads, default={}, help="the engine's own, as JSON")
     parsed = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
     signal.signal(signal.SIGTERM, _exit)
     try:
         # Bound before the model is loaded: a path in use shows at once, and clients can queue up.

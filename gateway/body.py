@@ -67,33 +67,36 @@ async def read_body(
         raise _too_large(limit_bytes)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _collect(receive, limit_bytes)
+            body, is_whole = await _collect(receive, limit_bytes)
     except TimeoutError as error:
         raise InvalidRequest(
             f"The request body did not arrive within {timeout_s:g} seconds."
         ) from error
+    if len(body) <= limit_bytes:
+        return body
+    if not is_whole:
+        await _discard(receive)
+    raise _too_large(limit_bytes)
 
 
 def _too_large(limit_bytes: int) -> BodyTooLarge:
     return BodyTooLarge(f"The request body is larger than {limit_bytes} bytes; send a smaller one.")
 
 
-async def _collect(receive: Receive, limit_bytes: int) -> bytes:
+async def _collect(receive: Receive, limit_bytes: int) -> tuple[bytes, bool]:
+    """The body up to the first chunk over the limit, and whether that was all of it."""
     chunks: list[bytes] = []
     size_bytes = 0
     more = True
-    while more:
+    while more and size_bytes <= limit_bytes:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
         chunk: bytes = message.get("body", b"")
         size_bytes += len(chunk)
-        if size_bytes > limit_bytes:
-            await _discard(receive)
-            raise _too_large(limit_bytes)
         chunks.append(chunk)
         more = message.get("more_body", False)
-    return b"".join(chunks)
+    return b"".join(chunks), not more
 
 
 async def _discard(receive: Receive) -> None:

@@ -82,7 +82,10 @@ class GenerationEndpoint:
             await self.serve(call, scope, receive, WatchedSend(send))
         finally:
             services.drain.num_active -= 1
-            call.record()
+            try:
+                call.record()
+            except Exception:  # bookkeeping's door: the answer is out, and was right
+                log.exception("request %s was not recorded", call.stamp.request_id)
 
     async def serve(self, call: Call, scope: Scope, receive: Receive, send: WatchedSend) -> None:
         """One request, from its headers to its last byte."""

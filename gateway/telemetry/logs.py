@@ -6,11 +6,10 @@ exception's message or a URL is caught as well.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
-
-import orjson
 
 KEY_PATTERN = re.compile(r"(to_live_[0-9A-Za-z]{4})[0-9A-Za-z]+|\b(?<=[Bb]earer )[^\s\"',]{8,}")
 
@@ -45,7 +44,7 @@ class JsonFormatter(logging.Formatter):
             entry |= fields
         if record.exc_info:
             entry["traceback"] = self.formatException(record.exc_info)
-        return redact(orjson.dumps(entry, default=str, option=orjson.OPT_NON_STR_KEYS).decode())
+        return redact(json.dumps(entry, default=str))
 
 
 def configure(level: str, *, as_json: bool) -> None:

@@ -10,6 +10,7 @@ their constants moved.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from opentelemetry import trace
@@ -48,7 +49,7 @@ def open_provider(environment: Mapping[str, str]) -> TracerProvider:
     """A provider with the exporter that the environment names, or with none."""
     provider = TracerProvider(resource=Resource.create({"service.name": SERVICE}))
     if environment.get("OTEL_TRACES_EXPORTER") == "console":
-        provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter()))
+        provider.add_span_processor(SimpleSpanProcessor(ConsoleSpanExporter(out=sys.stderr)))
     elif any(
         environment.get(name)
         for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")

@@ -365,3 +365,51 @@ async def test_metrics_count_what_was_served(gateway: Gateway) -> None:
     assert 'model="other"' in text
     assert "nonsense" not in text
     assert "turnout_inflight_requests 0.0" in text
+
+
+async def test_a_busy_backend_is_healthy(tmp_path: Path) -> None:
+    """G-HEALTH-BUSY: probes take no slot and wait for nobody."""
+    first = echo("first", token_delay_s=30.0, max_concurrent_requests=1)
+    async with gateway_over(tmp_path, {"first": first, "second": echo("second")}) as gateway:
+        holding = gateway.caller(CHAT, chat(stream=True))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(holding.run())
+            while not holding.chunks:
+                await asyncio.sleep(0)
+            for path in ("/health", "/livez", "/readyz", "/", "/ping"):
+                assert (await gateway.call(path, b"", method="GET")).status == 200
+            holding.leave.set()
+
+
+async def test_a_closed_backend_is_not_healthy(tmp_path: Path) -> None:
+    """P-HEALTH-LOADING: TGI's and vLLM's word for it."""
+    backends = {"first": echo("first"), "second": echo("second")}
+    async with gateway_over(tmp_path, backends) as gateway:
+        for backend in backends.values():
+            await backend.aclose()
+        assert (await gateway.call("/health", b"", method="GET")).json()["error"] == "unhealthy"
+        assert (await gateway.call("/livez", b"", method="GET")).status == 200
+        refused = await gateway.call(CHAT, chat())
+        assert refused.status == 503
+        assert "retry-after" in refused.response_headers
+
+
+async def test_metrics_that_fail_do_not_fail_a_request(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """O-COUNTER-CRASH: here the registry lost a label."""
+    gateway.services.metrics.requests._labelnames = ("nonsense",)
+    answer = await gateway.call(CHAT, chat())
+    assert answer.status == 200
+    assert answer.is_complete
+    assert "was not recorded" in caplog.text
+
+
+async def test_a_request_larger_than_its_whole_limit_is_told_what_to_change(
+    gateway: Gateway,
+) -> None:
+    """I-FANOUT: choices count in the reservation, and no wait would help."""
+    answer = await gateway.call(CHAT, chat(n=8, max_tokens=200))
+    assert answer.status == 400
+    assert answer.json()["error"]["param"] == "max_tokens"
+    assert await gateway.used("requests") == 0

@@ -89,7 +89,9 @@ def answers(runner: ModelRunner, prompts: Sequence[tuple[int, ...]]) -> list[lis
     return list(generated.values())
 
 
-def most_likely_after(model: LlamaForCausalLM, prompt: Sequence[int], answer: list[int]) -> list[int]:
+def most_likely_after(
+    model: LlamaForCausalLM, prompt: Sequence[int], answer: list[int]
+) -> list[int]:
     """transformers' greedy choice at every position of the answer."""
     logits = prompt_logits(model, [*prompt, *answer[:-1]])
     return [int(token) for token in torch.argmax(logits[len(prompt) - 1 :], dim=-1)]

@@ -1,0 +1,61 @@
+"""`turnout doctor` says what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from gateway.cli.doctor import examine
+from gateway.cli.main import app
+from gateway.config import Settings
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def settings_for(home: Path, **changes: object) -> Settings:
+    values = {"home": home, "policy": ROOT / "policies/default.yaml", "port": 0, **changes}
+    return Settings(**values)  # type: ignore[arg-type]
+
+
+def remedies(settings: Settings) -> dict[str, str]:
+    return {found.what: found.remedy for found in examine(settings) if found.remedy}
+
+
+def test_a_missing_model_says_how_to_pull_it(tmp_path: Path) -> None:
+    missing = remedies(settings_for(tmp_path))
+    assert "turnout models pull" in missing["model smollm2-135m-instruct"]
+    assert len(missing) == 1
+
+
+def test_nothing_is_missing_for_a_policy_of_echoes(tmp_path: Path) -> None:
+    assert not remedies(settings_for(tmp_path, policy=ROOT / "policies/echo.yaml"))
+
+
+def test_a_broken_policy_shows_its_errors(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("version: 1\nbackend: {}\n")
+    missing = remedies(settings_for(tmp_path, policy=policy))
+    assert "policy.yaml:2:1" in missing["policy"]
+
+
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        missing = remedies(settings_for(tmp_path, port=port))
+    assert "TURNOUT_PORT" in missing[f"port {port} on 127.0.0.1"]
+
+
+def test_exits_with_1_when_something_is_missing(tmp_path: Path) -> None:
+    environment = {
+        "TURNOUT_HOME": str(tmp_path),
+        "TURNOUT_POLICY": str(ROOT / "policies/default.yaml"),
+        "TURNOUT_PORT": "0",
+    }
+    result = CliRunner().invoke(app, ["doctor"], env=environment)
+    assert result.exit_code == 1
+    assert "MISSING model smollm2-135m-instruct" in result.output
+    assert "ok      python" in result.output

@@ -1,0 +1,50 @@
+"""Settings from the environment, and back into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gateway.config import ConfigError, Settings, data_dir, load_settings
+
+
+def test_without_variables_everything_is_at_its_default() -> None:
+    assert load_settings({}) == Settings()
+    assert load_settings({"TURNOUT_PORT": ""}) == Settings()
+
+
+def test_every_setting_survives_the_way_through_an_environment() -> None:
+    settings = Settings(
+        home=Path("/srv/turnout"),
+        policy=Path("p.yaml"),
+        host="::1",
+        port=0,
+        run_dir=Path("/run/t"),
+        body_limit_bytes=1,
+        body_timeout_s=1.5,
+        keep_alive_s=2.0,
+        drain_timeout_s=3.0,
+        log_level="debug",
+        log_json=True,
+    )
+    assert load_settings(settings.to_environment()) == settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TURNOUT_PORT", "http"),
+        ("TURNOUT_PORT", "-1"),
+        ("TURNOUT_DRAIN_TIMEOUT_S", "0"),
+        ("TURNOUT_DRAIN_TIMEOUT_S", "inf"),
+        ("TURNOUT_LOG_JSON", "perhaps"),
+    ],
+)
+def test_a_value_that_cannot_be_names_its_variable(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        load_settings({name: value})
+
+
+def test_the_home_directory_can_be_asked_for_alone() -> None:
+    assert data_dir({"TURNOUT_HOME": "/srv"}) == Path("/srv")

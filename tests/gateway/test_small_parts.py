@@ -1,0 +1,35 @@
+"""Drain and estimate: small rules without a room of their own."""
+
+from __future__ import annotations
+
+import math
+
+from backends.types import ChatPrompt, Message, TextPrompt, TokenPrompt
+from gateway.drain import Drain
+from gateway.estimate import estimate_tokens
+
+
+def test_nothing_ends_while_nothing_drains() -> None:
+    drain = Drain(5.0)
+    assert not drain.is_draining
+    assert drain.remaining_s(100.0) == math.inf
+    assert not drain.is_over(100.0)
+
+
+def test_an_idle_process_may_end_at_once_and_a_busy_one_when_its_time_is_up() -> None:
+    drain = Drain(5.0)
+    drain.num_active = 1
+    drain.begin(100.0)
+    drain.begin(104.0)  # a second signal does not prolong it
+    assert drain.remaining_s(104.0) == 1.0
+    assert not drain.is_over(104.0)
+    assert drain.is_over(105.0)
+    drain.num_active = 0
+    assert drain.is_over(101.0)
+
+
+def test_an_estimate_counts_token_ids_exactly_and_text_on_the_high_side() -> None:
+    assert estimate_tokens((TokenPrompt(token_ids=(1, 2, 3)),)) == 3
+    assert estimate_tokens((TextPrompt(text="x" * 8),)) == 3
+    chat = ChatPrompt(messages=(Message(role="user", content="x" * 7),) * 2)
+    assert estimate_tokens((chat, TextPrompt(text=""))) == 12
