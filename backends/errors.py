@@ -6,7 +6,8 @@ BackendError
 ├─ BackendTimeout           retryable   nothing came before the first token's deadline
 ├─ BackendRejected          —           the request itself is at fault: another attempt cannot help
 │  ├─ PromptTooLong         —           the prompt, or prompt + max_tokens, does not fit
-│  └─ UnsupportedFeature    —           this backend cannot do what the request asks
+│  ├─ UnsupportedFeature    —           this backend cannot do what the request asks
+│  └─ NoChatTemplate        —           the model has none: it takes plain prompts only
 ├─ BackendProtocolError     —           the other side broke its own protocol
 └─ StreamInterrupted        —           it died after the first token
 """
@@ -76,6 +77,16 @@ class PromptTooLong(BackendRejected):
 
 class UnsupportedFeature(BackendRejected):
     """A field of the request that this backend does not implement."""
+
+
+class NoChatTemplate(BackendRejected):
+    """Messages for a model whose files have no chat template."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this model has no chat template; send a plain prompt in place of messages",
+            param="messages",
+        )
 
 
 class BackendProtocolError(BackendError):

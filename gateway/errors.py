@@ -36,6 +36,7 @@ from backends.errors import (
     BackendOverloaded,
     BackendRejected,
     BackendTimeout,
+    NoChatTemplate,
     PromptTooLong,
     UnsupportedFeature,
 )
@@ -258,6 +259,8 @@ def from_backend(error: BackendError) -> GatewayError:
             )
         case UnsupportedFeature():
             return UnsupportedValue(error.message, param=error.param)
+        case NoChatTemplate():
+            return InvalidRequest(error.message, param=error.param, code="chat_template_missing")
         case BackendRejected():
             return InvalidRequest(error.message, param=error.param)
         case BackendOverloaded():

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from backends.base import EncodedToken
-from backends.errors import BackendRejected
+from backends.errors import BackendRejected, NoChatTemplate
 from backends.text.tokenizer import Tokenizer
 from backends.types import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
@@ -88,14 +88,12 @@ class PromptEncoder:
         """A chat's text, before it is encoded.
 
         Raises:
-            BackendRejected: the model has no chat template, or it refuses the messages.
+            NoChatTemplate: the model has none.
+            BackendRejected: the template refuses the messages.
         """
         template = self._tokenizer.chat_template
         if template is None:
-            raise BackendRejected(
-                "this model has no chat template; send a plain prompt in place of messages",
-                param="messages",
-            )
+            raise NoChatTemplate
         return template.render(prompt, now=self._now)
 
     def _text(self, prompt: ChatPrompt | TextPrompt) -> tuple[str, bool]:

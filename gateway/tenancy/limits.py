@@ -85,13 +85,16 @@ def refusal(refused: Refused) -> ClientError:
             param="max_tokens" if claim.dimension is Dimension.TOKENS else None,
             code="request_exceeds_limit",
         )
+    # Of a sliding window the last of it may be whole again only in the next window. Clients are told
+    # one window at most, as they expect of a limit per minute; the last tokens then take one more try.
+    retry_after_s = min(refused.retry_after_s, float(claim.window_s or math.inf))
     remaining = next(state.remaining for state in refused.states if state.claim == claim)
     error = QuotaExhausted if claim.window_s >= DAY_S else RateLimited
     return error(
         f"Limit '{claim.limit}' of {claim.amount} {_unit(claim)}{_per(claim)} is reached: this "
         f"request needs {claim.cost}, {remaining} are left; "
-        f"try again in {go_duration(refused.retry_after_s)}.",
-        retry_after_s=refused.retry_after_s,
+        f"try again in {go_duration(retry_after_s)}.",
+        retry_after_s=retry_after_s,
         dimension=claim.dimension.value,
         limit=claim.limit,
         headers=rate_headers(refused.states),

@@ -1,11 +1,26 @@
-"""Drain and estimate: small rules without a room of their own."""
+"""Drain, estimate and the table of errors: small rules without a room of their own."""
 
 from __future__ import annotations
 
 import math
 
+import pytest
+
+from backends.errors import (
+    BackendError,
+    BackendOverloaded,
+    BackendProtocolError,
+    BackendRejected,
+    BackendTimeout,
+    BackendUnavailable,
+    NoChatTemplate,
+    PromptTooLong,
+    StreamInterrupted,
+    UnsupportedFeature,
+)
 from backends.types import ChatPrompt, Message, TextPrompt, TokenPrompt
 from gateway.drain import Drain
+from gateway.errors import InvalidRequest, from_backend
 from gateway.estimate import estimate_tokens
 
 
@@ -33,3 +48,30 @@ def test_an_estimate_counts_token_ids_exactly_and_text_on_the_high_side() -> Non
     assert estimate_tokens((TextPrompt(text="x" * 8),)) == 3
     chat = ChatPrompt(messages=(Message(role="user", content="x" * 7),) * 2)
     assert estimate_tokens((chat, TextPrompt(text=""))) == 12
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (NoChatTemplate(), 400, "chat_template_missing"),
+        (UnsupportedFeature("x", param="tools"), 400, "unsupported_value"),
+        (BackendRejected("x", param="prompt"), 400, "invalid_value"),
+        (
+            PromptTooLong(prompt_tokens=9, max_tokens=1, max_total_tokens=8),
+            400,
+            "context_length_exceeded",
+        ),
+        (BackendOverloaded("x"), 503, "server_is_overloaded"),
+        (BackendTimeout("x"), 504, "timeout"),
+        (BackendUnavailable("x"), 502, "upstream_error"),
+        (StreamInterrupted("x"), 502, "upstream_error"),
+        (BackendProtocolError("x"), 502, "upstream_error"),
+    ],
+)
+def test_what_goes_wrong_behind_the_seam_has_one_face(
+    error: BackendError, status: int, code: str
+) -> None:
+    told = from_backend(error)
+    assert told.status == status
+    shown = told.detail_code if isinstance(told, InvalidRequest) else told.code
+    assert shown == code

@@ -112,6 +112,14 @@ def test_a_reached_limit_is_told_with_its_figures_and_the_wait() -> None:
     assert dict(error.headers)["x-ratelimit-remaining-tokens"] == "300"
 
 
+def test_nobody_is_told_to_wait_for_longer_than_the_window() -> None:
+    """Q-CLOCK-STEP: of a sliding window the last of it may be whole only in the next one."""
+    error = refusal(refused(claim(Dimension.REQUESTS, 10, 60), 66.0))
+    assert isinstance(error, RateLimited)
+    assert error.retry_after_s == 60.0
+    assert "in 1m0s" in error.message
+
+
 def test_the_message_of_a_concurrency_limit_makes_sense() -> None:
     error = refusal(refused(claim(Dimension.CONCURRENCY, 4, 0), 1.0))
     assert str(error).startswith("Limit 'free' of 4 requests at a time is reached")
