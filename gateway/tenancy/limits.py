@@ -85,8 +85,8 @@ def refusal(refused: Refused) -> ClientError:
             param="max_tokens" if claim.dimension is Dimension.TOKENS else None,
             code="request_exceeds_limit",
         )
-    # Of a sliding window the last of it may be whole again only in the next window. Clients are told
-    # one window at most, as they expect of a limit per minute; the last tokens then take one more try.
+    # The last of a sliding window may be whole again only in the next one. Clients are told one
+    # window at most, as they expect of a limit per minute; then the last of it takes one more try.
     retry_after_s = min(refused.retry_after_s, float(claim.window_s or math.inf))
     remaining = next(state.remaining for state in refused.states if state.claim == claim)
     error = QuotaExhausted if claim.window_s >= DAY_S else RateLimited
