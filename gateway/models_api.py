@@ -22,8 +22,7 @@ from gateway.dialects.openai_errors import openai_error_reply
 from gateway.dialects.tokenize import parse_tokenize, tokenize_error
 from gateway.errors import GatewayError, ModelNotFound, UnsupportedValue, from_backend
 from gateway.health import services_of
-from gateway.pipeline import rejection
-from gateway.policy.decide import allowed_models, decide
+from gateway.policy.decide import allowed_models, reachable_backends
 from gateway.policy.model import Facts, Policy, Route
 from gateway.tenancy.tenants import Principal
 
@@ -83,8 +82,9 @@ async def tokenize(request: Request) -> Response:
             timeout_s=services.body_timeout_s,
         )
         query = parse_tokenize(body)
-        backend, status = await _tokenizer(services, principal, query.model)
+        name, backend = _tokenizer(services, principal, query.model)
         tokens = await backend.encode(query.prompt)
+        status = await services.backends[name].status()
         return _response(query.reply(tokens, max_model_len=status.max_model_len))
     except GatewayError as error:
         return _response(tokenize_error(error, body))
@@ -92,11 +92,8 @@ async def tokenize(request: Request) -> Response:
         return _response(tokenize_error(from_backend(error), body))
 
 
-async def _tokenizer(
-    services: Services, principal: Principal, model: str
-) -> tuple[Tokenizing, BackendStatus]:
-    """The backend that would serve this model, if it has a tokenizer."""
-    statuses = {name: await backend.status() for name, backend in services.backends.items()}
+def _tokenizer(services: Services, principal: Principal, model: str) -> tuple[str, Tokenizing]:
+    """The backend that would cut a prompt for this model into tokens, and its name."""
     facts = Facts(
         tenant=principal.tenant.name,
         plan=principal.tenant.plan,
@@ -104,18 +101,14 @@ async def _tokenizer(
         endpoint="generate",
         stream=False,
     )
-    decision = decide(
-        services.policy, facts, {name: status.state for name, status in statuses.items()}
-    )
-    if decision.reject is not None:
-        raise rejection(decision.reject, model)
-    name = decision.attempts[0]
-    backend = services.backends[name]
-    if not isinstance(backend, Tokenizing):
-        raise UnsupportedValue(
-            f"The backend of model '{decision.model}' has no tokenizer here.", param="model"
-        )
-    return backend, statuses[name]
+    names = reachable_backends(services.policy, facts)
+    if not names:
+        raise ModelNotFound(model)
+    for name in names:
+        backend = services.backends[name]
+        if isinstance(backend, Tokenizing):
+            return name, backend
+    raise UnsupportedValue(f"No backend of model '{model}' has a tokenizer here.", param="model")
 
 
 async def _card(services: Services, name: str) -> ModelCard:

@@ -37,7 +37,7 @@ from gateway.errors import (
     from_backend,
 )
 from gateway.estimate import estimate_tokens
-from gateway.policy.decide import decide
+from gateway.policy.decide import decide, reachable_backends
 from gateway.policy.model import Decision, Facts, Reject, RejectReason, Timeouts
 from gateway.responses import EventStream, WatchedSend, run_while_connected, send_reply
 from gateway.telemetry import tracing
@@ -146,21 +146,14 @@ class GenerationEndpoint:
         """Answer with an error; nothing has been sent yet."""
         reply = self.dialect.error(error)
         call.fail(error, reply.status)
-        extra: tuple[tuple[str, str], ...] = ()
-        if isinstance(error, Draining):
-            extra = (("connection", "close"),)
-        elif isinstance(error, RateLimited):
-            extra = error.headers
-        await send_reply(send, reply, (*call.headers(), *extra))
+        closing = (("connection", "close"),) if isinstance(error, Draining) else ()
+        await send_reply(send, reply, (*call.headers(), *closing))
 
 
 async def _route(
     call: Call, principal: Principal, request: GenerationRequest
 ) -> tuple[Decision, int]:
-    """Where it goes, decided with the exact number of prompt tokens if a tokenizer is at hand.
-
-    Returns the decision and the number of prompt tokens, exact or estimated.
-    """
+    """Where it goes, and how many tokens its prompts have: exactly, if a tokenizer is at hand."""
     services = call.services
     health = {name: (await backend.status()).state for name, backend in services.backends.items()}
     facts = Facts(
@@ -170,19 +163,21 @@ async def _route(
         endpoint=call.endpoint,
         stream=request.stream,
     )
-    decision = decide(services.policy, facts, health)
+    prompt_tokens = await _count_tokens(services, facts, request)
+    decision = decide(services.policy, replace(facts, prompt_tokens=prompt_tokens), health)
     if decision.reject is not None:
         raise rejection(decision.reject, request.model)
-    counter = services.backends[decision.attempts[0]]
-    if isinstance(counter, Tokenizing):
-        prompt_tokens = await counter.count_tokens(request.prompts)
-        decision = decide(services.policy, replace(facts, prompt_tokens=prompt_tokens), health)
-        if decision.reject is not None:
-            raise rejection(decision.reject, request.model)
-    else:
-        prompt_tokens = estimate_tokens(request.prompts)
     call.decision = decision
-    return decision, prompt_tokens
+    return decision, estimate_tokens(request.prompts) if prompt_tokens is None else prompt_tokens
+
+
+async def _count_tokens(services: Services, facts: Facts, request: GenerationRequest) -> int | None:
+    """The exact number of prompt tokens, by the first backend on the way that has a tokenizer."""
+    for name in reachable_backends(services.policy, facts):
+        backend = services.backends[name]
+        if isinstance(backend, Tokenizing):
+            return await backend.count_tokens(request.prompts)
+    return None
 
 
 def rejection(reject: Reject, model: str) -> GatewayError:

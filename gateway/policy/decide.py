@@ -51,6 +51,24 @@ def decide(policy: Policy, facts: Facts, health: Health) -> Decision:
     return _route(policy, plan, model, facts, health)
 
 
+def reachable_backends(policy: Policy, facts: Facts) -> tuple[str, ...]:
+    """Every backend that the request could reach with a prompt of some length, in routes' order.
+
+    None if the tenant may not use the model. Asked before the prompt is counted, for a tokenizer.
+    """
+    model = resolve_model(policy, facts.model)
+    plan = policy.plans.get(facts.plan)
+    if model is None or plan is None or not _allows(plan, model):
+        return ()
+    names = (
+        name
+        for route in policy.routes
+        if set(_failing_keys(route.match, facts, model)) <= {"prompt_tokens"}
+        for name in (route.use, *route.fallback)
+    )
+    return tuple(dict.fromkeys(names))
+
+
 def resolve_model(policy: Policy, name: str) -> str | None:
     """The public name behind what a client wrote; None if there is none.
 

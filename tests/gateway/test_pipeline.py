@@ -413,3 +413,17 @@ async def test_a_request_larger_than_its_whole_limit_is_told_what_to_change(
     assert answer.status == 400
     assert answer.json()["error"]["param"] == "max_tokens"
     assert await gateway.used("requests") == 0
+
+
+async def test_a_route_by_prompt_length_is_decided_by_the_exact_count(tmp_path: Path) -> None:
+    policy = POLICY.replace(
+        "  - {name: all, use: first, fallback: [second]}",
+        "  - {name: long, match: {prompt_tokens: {over: 3}}, use: second}\n"
+        "  - {name: short, match: {prompt_tokens: {under: 4}}, use: first}",
+    )
+    backends = {"first": echo("first"), "second": echo("second")}
+    async with gateway_over(tmp_path, backends, policy=policy) as gateway:
+        short = await gateway.call(CHAT, chat("one two three"))
+        long = await gateway.call(CHAT, chat("one two three four"))
+        assert short.response_headers["x-turnout-backend"] == "first"
+        assert long.response_headers["x-turnout-backend"] == "second"

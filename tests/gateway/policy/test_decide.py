@@ -1,10 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, strategies as st
 
 from backends.base import BackendState
-from gateway.policy.decide import allowed_models, decide, glob_matches, resolve_model
+from gateway.policy.decide import (
+    allowed_models,
+    decide,
+    glob_matches,
+    reachable_backends,
+    resolve_model,
+)
 from gateway.policy.load import parse
 from gateway.policy.model import Facts, Health, Policy, RejectReason, Timeouts
 from tests.gateway.policy.examples import TEXT, facts, policy
@@ -244,3 +252,24 @@ def assert_is_by_the_book(
     assert states == sorted(states, key=[READY, STARTING].index)
     assert all(outcome != "matched" for _, outcome in decision.trace[:-1])
     assert decision.trace[-1] == (route_name, "matched")
+
+
+def test_reachable_backends_do_not_depend_on_the_length_of_the_prompt() -> None:
+    compiled = parse(
+        """\
+version: 1
+backends: {a: {engine: echo}, b: {engine: echo}, c: {engine: echo}, d: {engine: echo}}
+models: {m: {}, hidden: {}}
+plans: {p: {limits: [], models: [m]}}
+routes:
+  - {name: long, match: {prompt_tokens: {over: 8k}}, use: a, fallback: [b]}
+  - {name: streamed, match: {stream: true}, use: c}
+  - {name: rest, use: d, fallback: [b]}
+defaults: {model: m}
+""",
+        "policy.yaml",
+    )
+    asked = Facts(tenant="t", plan="p", model="m", endpoint="chat", stream=False)
+    assert reachable_backends(compiled, asked) == ("a", "b", "d")
+    assert reachable_backends(compiled, replace(asked, model="hidden")) == ()
+    assert reachable_backends(compiled, replace(asked, plan="nobody's")) == ()
