@@ -137,6 +137,13 @@ class LocalBackend:
         Raises:
             BackendRejected: they can never run, however long they wait.
         """
+        unknown = [one for one in request.sampling.stop_token_ids if one >= info.vocab_size]
+        if unknown:
+            raise BackendRejected(
+                f"stop token id {unknown[0]} is out of range: the vocabulary has "
+                f"{info.vocab_size} entries",
+                param="stop_token_ids",
+            )
         most = info.max_num_seqs + info.max_waiting
         if request.num_choices > most:
             raise BackendRejected(

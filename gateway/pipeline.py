@@ -27,6 +27,7 @@ from gateway.body import ClientGone, check_media_type, read_body
 from gateway.call import Call, Services
 from gateway.dialects.base import Dialect, Exchange, Stamp, StreamEncoder
 from gateway.errors import (
+    ContextLengthExceeded,
     Draining,
     GatewayError,
     InternalError,
@@ -118,7 +119,7 @@ class GenerationEndpoint:
         try:
             decision, prompt_tokens = await _route(call, principal, exchange.request)
             request = replace(exchange.request, model=decision.model)
-            tokens = prompt_tokens + await _answer_tokens(services, request, decision)
+            tokens = await _tokens_to_reserve(services, request, decision, prompt_tokens)
             claims = claims_for(decision.limits, principal, tokens)
             async with services.leases.acquire(call.stamp.request_id, claims) as lease:
                 call.limit_headers = rate_headers(lease.states)
@@ -189,13 +190,23 @@ def rejection(reject: Reject, model: str) -> GatewayError:
             return ModelNotFound(model)
 
 
-async def _answer_tokens(services: Services, request: GenerationRequest, decision: Decision) -> int:
-    """The most tokens to reserve for the answer: what was asked for, cut to the context."""
+async def _tokens_to_reserve(
+    services: Services, request: GenerationRequest, decision: Decision, prompt_tokens: int
+) -> int:
+    """The prompts, and the most that may come: what was asked for, cut to the context.
+
+    Raises:
+        ContextLengthExceeded: the prompt does not fit, which no limit should be blamed for.
+    """
+    context = (await services.backends[decision.attempts[0]].status()).max_model_len
+    if context and len(request.prompts) == 1 and prompt_tokens >= context:
+        raise ContextLengthExceeded(
+            prompt_tokens=prompt_tokens, max_tokens=0, max_total_tokens=context
+        )
     wanted = request.max_tokens
     if wanted == UNLIMITED_TOKENS:
         wanted = services.policy.estimate_output_tokens
-    context = (await services.backends[decision.attempts[0]].status()).max_model_len
-    return min(wanted, context or wanted) * request.num_choices
+    return prompt_tokens + min(wanted, context or wanted) * request.num_choices
 
 
 async def _send_stream(

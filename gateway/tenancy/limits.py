@@ -78,7 +78,11 @@ def refusal(refused: Refused) -> ClientError:
     """
     claim = refused.by
     if math.isinf(refused.retry_after_s):
-        remedy = "lower max_tokens" if claim.dimension is Dimension.TOKENS else "ask the operator"
+        remedy = (
+            "shorten it or lower max_tokens"
+            if claim.dimension is Dimension.TOKENS
+            else "ask the operator"
+        )
         return InvalidRequest(
             f"This request needs {claim.cost} {_unit(claim)}, but limit '{claim.limit}' holds "
             f"{claim.amount}{_per(claim)}; {remedy}.",

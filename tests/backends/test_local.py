@@ -272,6 +272,14 @@ async def test_names_the_prompt_when_a_token_id_is_unknown(reciter: Reciter) -> 
     assert caught.value.param == "prompt"
 
 
+async def test_names_the_stop_ids_when_one_is_unknown(reciter: Reciter) -> None:
+    """I-STOP-IDS-OOV."""
+    sampling = SamplingParams(temperature=0.0, stop_token_ids=(1, VOCAB_SIZE))
+    with pytest.raises(BackendRejected, match=f"{VOCAB_SIZE} is out of range") as caught:
+        await run(reciter.open(), request("abc", sampling=sampling))
+    assert caught.value.param == "stop_token_ids"
+
+
 async def test_gives_each_choice_a_seed_of_its_own(reciter: Reciter) -> None:
     """E-SEED: the same request gives the same answers, and the choices differ."""
     backend = reciter.open(starts_from_seed=True)

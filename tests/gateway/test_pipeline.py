@@ -427,3 +427,11 @@ async def test_a_route_by_prompt_length_is_decided_by_the_exact_count(tmp_path: 
         long = await gateway.call(CHAT, chat("one two three four"))
         assert short.response_headers["x-turnout-backend"] == "first"
         assert long.response_headers["x-turnout-backend"] == "second"
+
+
+async def test_a_prompt_beyond_the_context_is_not_blamed_on_a_limit(tmp_path: Path) -> None:
+    backends = {"first": echo("first", max_model_len=50), "second": echo("second")}
+    async with gateway_over(tmp_path, backends) as gateway:
+        answer = await gateway.call(CHAT, chat("word " * 5000))
+        assert answer.status == 400
+        assert answer.json()["error"]["code"] == "context_length_exceeded"

@@ -242,7 +242,9 @@ async def test_a_refusal_is_raised_and_leaves_nothing_behind(
 
 
 async def test_a_request_larger_than_its_limit_is_invalid(leases: Leases) -> None:
-    with pytest.raises(InvalidRequest, match="holds 1000 per minute; lower max_tokens"):
+    with pytest.raises(
+        InvalidRequest, match="holds 1000 per minute; shorten it or lower max_tokens"
+    ):
         async with leases.acquire("a", (tokens(1000, 1001),)):
             pytest.fail("it can never be admitted")
 

@@ -135,7 +135,8 @@ def test_a_request_larger_than_a_whole_limit_is_not_told_to_wait() -> None:
     error = refusal(refused(by, math.inf))
     assert isinstance(error, InvalidRequest)
     assert error.message == (
-        "This request needs 5000 tokens, but limit 'free' holds 4000 per minute; lower max_tokens."
+        "This request needs 5000 tokens, but limit 'free' holds 4000 per minute; "
+        "shorten it or lower max_tokens."
     )
     assert error.param == "max_tokens"
 
