@@ -43,7 +43,11 @@ async def ready(request: Request) -> Response:
         "draining": services.drain.is_draining,
         "policy": services.policy.digest,
         "backends": {
-            name: {"state": status.state.value, "detail": status.detail}
+            name: {
+                "state": status.state.value,
+                "detail": status.detail,
+                "engine": status.engine,
+            }
             for name, status in statuses.items()
         },
     }
