@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gateway.cli import doctor, keys, models, serve, tenants
+from gateway.cli import bench, doctor, keys, models, serve, tenants
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -14,6 +14,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)
+app.command("bench")(bench.bench)
 app.add_typer(keys.app, name="keys", help="Issue, list and revoke keys.")
 app.add_typer(tenants.app, name="tenants", help="Create and list tenants.")
 app.add_typer(models.app, name="models", help="List and pull models.")
