@@ -89,8 +89,7 @@ async def run(base_url: str, key: str, load: Load) -> Report:
     ) as client:
 
         async def work() -> None:
-            for number in numbers:
-                samples.append(await _measure(client, load.body(number)))
+            samples.extend([await _measure(client, load.body(number)) for number in numbers])
 
         started_s = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
