@@ -54,7 +54,7 @@ def _load_head(config: ModelConfig, weights: Weights, embedding: Tensor) -> Tens
 
 def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:
     reader = _LayerReader(config, weights, f"model.layers.{index}.")
-    hidden, intermediate = config.hidden_size, config.intermediate_size
+    hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     query_key_value = {
         "self_attn.q_proj": config.query_size,
         "self_attn.k_proj": config.kv_size,
@@ -62,12 +62,14 @@ def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:
     }
     gate_up = {"mlp.gate_proj": intermediate, "mlp.up_proj": intermediate}
     return Layer(
-        input_norm=reader.rows("input_layernorm", ".weight", (hidden,)),
+        input_norm=reader.norm("input_layernorm", hidden),
         qkv=reader.linear(query_key_value, hidden, has_bias=config.qkv_bias),
+        query_norm=reader.norm("self_attn.q_norm", head_dim) if config.qk_norm else None,
+        key_norm=reader.norm("self_attn.k_norm", head_dim) if config.qk_norm else None,
         output=reader.linear(
             {"self_attn.o_proj": hidden}, config.query_size, has_bias=config.output_bias
         ),
-        post_norm=reader.rows("post_attention_layernorm", ".weight", (hidden,)),
+        post_norm=reader.norm("post_attention_layernorm", hidden),
         gate_up=reader.linear(gate_up, hidden, has_bias=config.mlp_bias),
         down=reader.linear({"mlp.down_proj": hidden}, intermediate, has_bias=config.mlp_bias),
     )
@@ -91,6 +93,10 @@ class _LayerReader:
         if has_bias:
             bias = torch.cat([self.rows(name, ".bias", (size,)) for name, size in outputs.items()])
         return Linear(weight.contiguous(), bias)
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """The weights `[size]` of a norm."""
+        return self.rows(name, ".weight", (size,))
 
     def rows(self, name: str, suffix: str, shape: tuple[int, ...]) -> Tensor:
         """One tensor `[out_features, ...]` of this layer."""

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from native_engine.errors import ModelFileError
-from native_engine.models.config import ModelConfig
+from native_engine.models.config import ModelConfig, Rope
 from native_engine.models.keys import Keys
 from native_engine.models.llama import config_from_gguf, config_from_hf
 from native_engine.models.rotary import rotary_tables
@@ -81,7 +81,7 @@ def test_reads_a_folder_with_transformers_defaults() -> None:
         head_dim=16,
         max_positions=2048,
         rms_norm_eps=1e-6,
-        rope_theta=10_000.0,
+        rope=Rope(theta=10_000.0),
     )
 
 
@@ -105,10 +105,10 @@ def test_reads_gguf_and_sees_tied_tensors_and_biases_by_presence() -> None:
 
 def test_reads_the_rope_base_wherever_a_file_keeps_it() -> None:
     """L-ROPE-THETA."""
-    assert from_folder(rope_theta=5e5).rope_theta == 5e5
-    assert from_folder(rope_parameters={"rope_theta": 1e6}).rope_theta == 1e6
-    assert from_folder(rope_theta=5e5, rope_scaling=None).rope_theta == 5e5
-    assert from_gguf(rope__freq_base=1e5).rope_theta == 1e5
+    assert from_folder(rope_theta=5e5).rope.theta == 5e5
+    assert from_folder(rope_parameters={"rope_theta": 1e6}).rope.theta == 1e6
+    assert from_folder(rope_theta=5e5, rope_scaling=None).rope.theta == 5e5
+    assert from_gguf(rope__freq_base=1e5).rope.theta == 1e5
 
 
 LLAMA3 = {
@@ -133,23 +133,23 @@ def test_scales_the_rope_as_transformers_does(scaling: dict[str, Any]) -> None:
         from_folder(rope_parameters={"rope_theta": 1e4, **scaling}),
         from_folder(rope_theta=1e4, rope_scaling=old_spelling),
     ):
-        tables = rotary_tables(config, max_positions=2, device=torch.device("cpu"))
+        tables = rotary_tables(config, max_positions=2, device=torch.device("cpu"))[0]
         torch.testing.assert_close(tables.cos[1], frequencies.cos())
         torch.testing.assert_close(tables.sin[1], frequencies.sin())
 
 
 def test_gguf_rope_factors_come_from_the_tensor_or_the_linear_scale() -> None:
     factors = torch.arange(1.0, 9.0)
-    assert from_gguf({"rope_freqs__weight": factors}).rope_factors == tuple(range(1, 9))
+    assert from_gguf({"rope_freqs__weight": factors}).rope.factors == tuple(range(1, 9))
     linear = from_gguf(rope__scaling__type="linear", rope__scaling__factor=2.0)
-    assert linear.rope_factors == (2.0,) * 8
-    assert from_gguf(rope__scale_linear=4.0).rope_factors == (4.0,) * 8
-    assert from_gguf(rope__scaling__type="none").rope_factors == ()
+    assert linear.rope.factors == (2.0,) * 8
+    assert from_gguf(rope__scale_linear=4.0).rope.factors == (4.0,) * 8
+    assert from_gguf(rope__scaling__type="none").rope.factors == ()
 
 
 def test_a_position_turns_each_pair_by_its_own_angle() -> None:
     config = from_folder(rope_theta=100.0)
-    tables = rotary_tables(config, max_positions=4, device=torch.device("cpu"))
+    tables = rotary_tables(config, max_positions=4, device=torch.device("cpu"))[0]
     assert tables.cos.shape == (4, 8)
     assert tables.cos[3, 2].item() == pytest.approx(math.cos(3 * 100 ** (-4 / 16)), abs=1e-7)
     assert tables.sin[3, 2].item() == pytest.approx(math.sin(3 * 100 ** (-4 / 16)), abs=1e-7)
@@ -166,7 +166,7 @@ def test_a_position_turns_each_pair_by_its_own_angle() -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide the 4 heads"),
         ({"num_attention_heads": 5}, "head_dim is missing, and 5 heads do not divide 64"),
         ({"head_dim": 15}, "head_dim is 15; it must be even"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; implemented are silu"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0; it must be a finite number above 0"),
         ({"rope_theta": float("nan")}, "rope_theta is nan"),
         ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'; it must be a mapping"),
