@@ -6,16 +6,23 @@ own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from native_engine.models.config import Activation, ModelConfig
 from native_engine.models.keys import Keys
 from native_engine.models.rope_keys import gguf_rope, hf_rope
 from native_engine.models.weights import Weights
 
-_ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_NAMES: Mapping[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
 def decoder_from_hf(
-    keys: Keys, architecture: str, *, head_dim: int = 0, max_positions: int = 2048
+    keys: Keys,
+    architecture: str,
+    *,
+    head_dim: int = 0,
+    max_positions: int = 2048,
+    activation: Activation = "silu",
 ) -> ModelConfig:
     """From config.json. Beyond those given, defaults are those of transformers' `LlamaConfig`.
 
@@ -24,12 +31,9 @@ def decoder_from_hf(
     Raises:
         ModelFileError: a key is missing or wrong, or says something not implemented.
     """
-    activation_key = "hidden_activation" if "hidden_activation" in keys else "hidden_act"
-    activation = keys.text(activation_key, "silu")
-    if activation not in _ACTIVATIONS:
-        raise keys.error(
-            activation_key, f"is {activation!r}; implemented are {' and '.join(_ACTIVATIONS)}"
-        )
+    for key in ("hidden_act", "hidden_activation"):
+        if (name := keys.text(key, _NAMES[activation])) != _NAMES[activation]:
+            raise keys.error(key, f"is {name!r}; only {_NAMES[activation]!r} is implemented")
     if "quantization_config" in keys:
         raise keys.error(
             "quantization_config", "is set: quantised folders are not read; use a GGUF file"
@@ -54,7 +58,7 @@ def decoder_from_hf(
         qkv_bias=attention_bias,
         output_bias=attention_bias,
         mlp_bias=keys.flag("mlp_bias", False),
-        activation=_ACTIVATIONS[activation],
+        activation=activation,
     )
 
 

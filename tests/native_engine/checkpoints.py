@@ -35,7 +35,19 @@ _GGUF_NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 
-_GGUF_ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
+_GEMMA3_NAMES = {
+    **_GGUF_NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GGUF_ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3_text": "gemma3",
+}
 
 F32 = GGMLQuantizationType.F32
 
@@ -63,13 +75,13 @@ def tiny_llama(seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
 
 def tiny_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
     """The like, of any architecture."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     model.train(False)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(0.0, 0.2, generator=generator)
-            if "norm" in name:
+            if "norm" in name and config.model_type != "gemma3_text":  # which adds the 1 itself
                 parameter.add_(1.0)
     return model
 
@@ -83,7 +95,13 @@ def gguf_metadata(model: PreTrainedModel) -> dict[str, int | float | str]:
     """The keys a converter writes, without their prefix."""
     config: dict[str, Any] = model.config.to_dict()
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    own = {}
+    rope = config["rope_parameters"]
+    if gguf_architecture(model) == "gemma3":
+        own["attention.sliding_window"] = config["sliding_window"]
+        rope = rope["full_attention"]
     return {
+        **own,
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
@@ -93,16 +111,19 @@ def gguf_metadata(model: PreTrainedModel) -> dict[str, int | float | str]:
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "rope.freq_base": config["rope_parameters"]["rope_theta"],
+        "rope.freq_base": rope["rope_theta"],
         "rope.dimension_count": head_dim,
         "vocab_size": config["vocab_size"],
     }
 
 
 def gguf_tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
-    """The tensors under GGUF's names; Llama's Q and K in its interleaved order."""
+    """The tensors under GGUF's names; Llama's Q and K in its interleaved order, Gemma's norms with
+    the 1 added.
+    """
     config: dict[str, Any] = model.config.to_dict()
     interleaved = gguf_architecture(model) == "llama"
+    is_gemma3 = gguf_architecture(model) == "gemma3"
     tensors = {}
     for name, parameter in model.named_parameters():
         values = parameter.detach().numpy()
@@ -110,7 +131,9 @@ def gguf_tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
             values = _interleave(values, config["num_attention_heads"])
         if interleaved and ".k_proj." in name:
             values = _interleave(values, config["num_key_value_heads"])
-        tensors[_gguf_name(name)] = values
+        if is_gemma3 and "norm" in name:
+            values = values + 1
+        tensors[_gguf_name(name, _GEMMA3_NAMES if is_gemma3 else _GGUF_NAMES)] = values
     return tensors
 
 
@@ -158,12 +181,12 @@ def model_gguf(
     )
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, names: Mapping[str, str]) -> str:
     stem, _, suffix = name.rpartition(".")
-    if stem in _GGUF_NAMES:
-        return f"{_GGUF_NAMES[stem]}.{suffix}"
+    if stem in names:
+        return f"{names[stem]}.{suffix}"
     _, _, layer, own = stem.split(".", 3)
-    return f"blk.{layer}.{_GGUF_NAMES[own]}.{suffix}"
+    return f"blk.{layer}.{names[own]}.{suffix}"
 
 
 def _interleave(rows: np.ndarray, num_heads: int) -> np.ndarray:

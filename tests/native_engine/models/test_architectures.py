@@ -24,11 +24,32 @@ PROMPT_LENGTHS = (1, 15, 16, 17, 40)
 
 QWEN2 = {"model_type": "qwen2"}
 QWEN3 = {"model_type": "qwen3", "head_dim": 32, "rope_theta": 1e6}
+MISTRAL = {"model_type": "mistral", "sliding_window": None}
+GEMMA3 = {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 7,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 12,
+    "tie_word_embeddings": True,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "qwen2": QWEN2,
     "qwen2-tied": {**QWEN2, "tie_word_embeddings": True, "rope_theta": 1e6},
     "qwen3": QWEN3,
     "qwen3-tied": {**QWEN3, "tie_word_embeddings": True, "num_key_value_heads": 1},
+    "mistral": MISTRAL,
+    "gemma3": GEMMA3,
+}
+WINDOWED: dict[str, dict[str, Any]] = {
+    "mistral": {**MISTRAL, "sliding_window": 9},
+    "qwen2": {
+        **QWEN2,
+        "use_sliding_window": True,
+        "sliding_window": 10,
+        "max_window_layers": 1,
+    },
+    "gemma3": {**GEMMA3, "query_pre_attn_scalar": 20, "head_dim": 16},
 }
 every_model = pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS.keys())
 every_file = pytest.mark.parametrize("write", [write_folder, model_gguf], ids=["folder", "gguf"])
@@ -52,9 +73,22 @@ def random_prompts() -> list[list[int]]:
 def test_logits_and_greedy_tokens_are_those_of_transformers(
     tmp_path: Path, settings: dict[str, Any], write: Any
 ) -> None:
-    """L-ROPE-THETA, L-TIED-EMBED: the prompts whole and in chunks, together."""
+    """L-ROPE-THETA, L-TIED-EMBED"""
     model = make_model(settings)
-    runner = runner_for(write(model, tmp_path / "model"))
+    check_against_transformers(model, runner_for(write(model, tmp_path / "model")))
+
+
+@pytest.mark.parametrize("settings", WINDOWED.values(), ids=WINDOWED.keys())
+def test_what_only_folders_say_is_as_in_transformers_too(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Windows that GGUF files have no key for, or that they fix by the architecture."""
+    model = make_model(settings)
+    check_against_transformers(model, runner_for(write_folder(model, tmp_path)))
+
+
+def check_against_transformers(model: PreTrainedModel, runner: ModelRunner) -> None:
+    """Greedy tokens of prompts whole and in chunks, together; and the logits of one."""
     for chunk in (1000, 7):
         sequences = [DrivenSequence(prompt, NUM_TOKENS, chunk=chunk) for prompt in random_prompts()]
         drive(runner, sequences)

@@ -166,7 +166,7 @@ def test_a_position_turns_each_pair_by_its_own_angle() -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide the 4 heads"),
         ({"num_attention_heads": 5}, "head_dim is missing, and 5 heads do not divide 64"),
         ({"head_dim": 15}, "head_dim is 15; it must be even"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; implemented are silu"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only 'silu'"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0; it must be a finite number above 0"),
         ({"rope_theta": float("nan")}, "rope_theta is nan"),
         ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'; it must be a mapping"),
