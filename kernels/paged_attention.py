@@ -74,6 +74,7 @@ def paged_attention_reference(
     value_cache: Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    window: int = 0,
 ) -> Tensor:
     """Sequence by sequence, softmax spelled out, in float32 (float64 for float64 queries)."""
     output = torch.zeros_like(query)
@@ -94,7 +95,13 @@ def paged_attention_reference(
         queries = query[rows].to(wide).transpose(0, 1)  # [num_heads, query_len, head_dim]
         scores = queries @ keys.transpose(1, 2) * scale
         positions = torch.arange(context_len, device=query.device)
-        seen = positions <= positions[context_len - query_len :, None]
+        own_positions = positions[context_len - query_len :, None]
+        seen = positions <= own_positions
+        if window:
+            seen &= positions > own_positions - window
+            # What no row sees may have been given back, and be anything.
+            keys[:, ~seen.any(dim=0)] = 0
+            values[:, ~seen.any(dim=0)] = 0
         weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
         output[rows] = (weights @ values).transpose(0, 1).to(query.dtype)
     return output
@@ -113,7 +120,7 @@ def _paged_attention_kernel(
     scale_log2, query_stride, table_stride,
     NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, SLOTS: tl.constexpr,
-    DIM: tl.constexpr, UPCAST: tl.constexpr,
+    DIM: tl.constexpr, WINDOW: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(1)
     kv_head = tl.program_id(2)
@@ -138,12 +145,16 @@ def _paged_attention_kernel(
     end = tl.minimum(context_len, context_len - query_len + first_token + TOKENS)
     table = block_tables + sequence.to(tl.int64) * table_stride
     # The running softmax: greatest score so far, sum of exponentials, weighted sum of values.
-    greatest = tl.full([ROWS], float("-inf"), tl.float32)
+    # The first is below any score, but finite: a row whose window begins in a later tile must not
+    # subtract an infinity from another.
+    greatest = tl.full([ROWS], -1.0e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     attended = tl.zeros([ROWS, DIM], tl.float32)
-    for start in range(0, end, SLOTS):
+    hidden = context_len - query_len + first_token - WINDOW + 1  # slots before the first window
+    seen_from = tl.maximum(0, hidden) if WINDOW else 0
+    for start in range(seen_from // SLOTS * SLOTS, end, SLOTS):
         slot = start + tl.arange(0, SLOTS)
-        in_context = slot < end
+        in_context = (slot >= seen_from) & (slot < end)
         block = tl.load(table + slot // BLOCK_SIZE, mask=in_context, other=0).to(tl.int64)
         place = (block * NUM_KV_HEADS + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE
         cache_at = place[:, None] * HEAD_DIM + dim[None, :]
@@ -155,7 +166,10 @@ def _paged_attention_kernel(
             keys = keys.to(tl.float32)
             values = values.to(tl.float32)
         scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale_log2
-        scores = tl.where(slot[None, :] <= position[:, None], scores, float("-inf"))
+        seen = slot[None, :] <= position[:, None]
+        if WINDOW:
+            seen = seen & (slot[None, :] > position[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
         new_greatest = tl.maximum(greatest, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_greatest[:, None])
         decay = tl.exp2(greatest - new_greatest)
@@ -174,6 +188,7 @@ def paged_attention_triton(
     value_cache: Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    window: int = 0,
 ) -> Tensor:
     """One program per sequence, kv head and `TOKENS` queries; it walks the context once.
 
@@ -202,7 +217,8 @@ def paged_attention_triton(
         metadata.block_tables, scale * _LOG2_E, query.stride(0), metadata.block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads, GROUP=group, HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size, TOKENS=tokens, ROWS=rows,
-        SLOTS=min(64, _KEY_TILE_BYTES // (dim * query.itemsize)), DIM=dim, UPCAST=interpreted(),
+        SLOTS=min(64, _KEY_TILE_BYTES // (dim * query.itemsize)), DIM=dim, WINDOW=window,
+        UPCAST=interpreted(),
         num_warps=4 if longest == 1 else 8,
     )  # fmt: skip
     return out
@@ -239,6 +255,7 @@ def _paged_attention_cpu(
     value_cache: Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    window: int = 0,
 ) -> Tensor:
     return paged_attention_cpu(
         query,
@@ -248,6 +265,7 @@ def _paged_attention_cpu(
         metadata.query_lens,
         metadata.context_lens_host,
         scale,
+        window,
     )
 
 
@@ -265,11 +283,13 @@ def paged_attention(
     value_cache: Tensor,
     metadata: AttentionMetadata,
     scale: float,
+    window: int = 0,
 ) -> Tensor:
     """Attend from query `[num_tokens, num_heads, head_dim]` over the caches `[num_blocks,
     num_kv_heads, block_size, head_dim]`, into which this step's keys and values are stored already.
+    A token at position p sees positions `p - window + 1 .. p`; with window 0 it sees all before it.
 
     Returns a new tensor like query. Rows beyond the last sequence's (a step's padding) are zero. A
     sequence of query length 0 has no rows; its context is not read.
     """
-    return _op.on(query.device)(query, key_cache, value_cache, metadata, scale)
+    return _op.on(query.device)(query, key_cache, value_cache, metadata, scale, window)

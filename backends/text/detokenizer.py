@@ -4,7 +4,8 @@ Keeps the bytes of an unfinished character back until it is whole, so that the p
 exactly what decoding all the answer's tokens at once gives. The prompt is not looked at: what an
 answer begins with is a function of the answer's own tokens, so an unfinished character at the end
 of a prompt can neither leak into the answer nor delay it (its continuation bytes show as U+FFFD).
-Byte-level entries carry their own leading spaces.
+Entries carry their own leading spaces, and an answer keeps that of its first: it continues the
+prompt, so that both joined are the text of all tokens.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from typing import cast
 import tokenizers
 from tokenizers import decoders
 
+from backends.text.sentencepiece import decodes_pieces
 from backends.text.tokenizer_files import TokenizerFiles
 from native_engine.errors import ModelFileError
 
@@ -56,6 +57,7 @@ def read_folder(path: Path) -> TokenizerFiles:
     return TokenizerFiles(
         path=path,
         encoder=encoder,
+        is_sentencepiece=decodes_pieces(encoder.decoder),
         bos_id=encoder.token_to_id(bos) if bos is not None else None,
         eos_token_ids=_eos_token_ids(
             path,
@@ -91,9 +93,10 @@ def _encoder(path: Path, special_tokens: Mapping[str, str]) -> tokenizers.Tokeni
         encoder = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers raises nothing finer
         raise ModelFileError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(encoder.decoder, decoders.ByteLevel):
+    if not isinstance(encoder.decoder, decoders.ByteLevel) and not decodes_pieces(encoder.decoder):
         raise ModelFileError(
-            f"{path}: decoder is {type(encoder.decoder).__name__}; only byte-level BPE is read"
+            f"{path}: decoder is {type(encoder.decoder).__name__}; only byte-level BPE and "
+            "sentencepiece with byte fallback are read"
         )
     # The file may carry settings of its training that cut or fill up every text in silence.
     encoder.no_truncation()

@@ -1,7 +1,8 @@
-"""Rebuild a byte-level BPE tokenizer from the metadata of a GGUF file.
+"""Rebuild a tokenizer from the metadata of a GGUF file.
 
-Reads vocabularies of `tokenizer.ggml.model` "gpt2"; sentencepiece ones ("llama") are refused. Does
-not look at tensors. Source: the GGUF specification, ggml/docs/gguf.md (2026).
+Reads vocabularies of `tokenizer.ggml.model` "gpt2", byte-level BPE, and "llama", sentencepiece's
+BPE; others are refused. Does not look at tensors. Source: the GGUF specification,
+ggml/docs/gguf.md (2026).
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, processors
 
 from backends.text.pretokenizers import WORD_RULES, WordRule
+from backends.text.sentencepiece import build_encoder
 from backends.text.tokenizer_files import TokenizerFiles
 from native_engine.errors import ModelFileError
 from native_engine.loader.gguf_header import Value, read_header
 
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # token types that are not plain vocabulary entries
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # types of tokens
 
 EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
@@ -40,19 +42,32 @@ def read_gguf(path: Path) -> TokenizerFiles:
     """
     metadata = _Metadata(path, read_header(path).metadata)
     tokens = metadata.strings("tokens")
-    rule = _word_rule(metadata)
+    model = metadata.get("model")
+    if model not in ("gpt2", "llama"):
+        raise metadata.error(
+            "model",
+            f"is {model!r}; only byte-level BPE ('gpt2') and sentencepiece ('llama') are read",
+        )
     special_ids = {
         name: token_id
         for name, key in SPECIAL_KEYS.items()
         if (token_id := metadata.token_id(key, len(tokens))) is not None
     }
     eos_ids = [metadata.token_id(key, len(tokens)) for key in EOS_KEYS]
-    encoder = _encoder(metadata, tokens, rule)
-    encoder.post_processor = _post_processor(metadata, rule, special_ids, tokens)
+    entries = _Entries(metadata, tokens)
+    is_sentencepiece = model == "llama"
+    if is_sentencepiece:
+        encoder, adds_bos = _sentencepiece(metadata, entries), True
+    else:
+        rule = _word_rule(metadata)
+        encoder, adds_bos = _byte_level(metadata, entries, rule), rule.adds_bos
+    encoder.add_tokens(entries.added())  # pyright: ignore[reportUnknownMemberType]
+    encoder.post_processor = _post_processor(metadata, adds_bos, special_ids, tokens)
     template = metadata.values.get("tokenizer.chat_template")
     return TokenizerFiles(
         path=path,
         encoder=encoder,
+        is_sentencepiece=is_sentencepiece,
         bos_id=special_ids.get("bos_token"),
         eos_token_ids=frozenset(token_id for token_id in eos_ids if token_id is not None),
         special_tokens={name: tokens[token_id] for name, token_id in special_ids.items()},
@@ -104,10 +119,32 @@ class _Metadata:
         return length if isinstance(length, int) and length > 0 else None
 
 
+class _Entries:
+    """The vocabulary: each token's text, id and type."""
+
+    def __init__(self, metadata: _Metadata, tokens: list[str]) -> None:
+        types = metadata.get("token_type")
+        if not isinstance(types, list) or len(types) != len(tokens):
+            raise metadata.error(
+                "token_type", f"must be a list of {len(tokens)}, one for each token"
+            )
+        self.kinds = list(zip(tokens, types, strict=True))
+        used = [text for text, kind in self.kinds if kind != UNUSED]
+        self.vocabulary = {text: i for i, (text, kind) in enumerate(self.kinds) if kind != UNUSED}
+        if len(self.vocabulary) != len(used):
+            ((twice, _),) = Counter(used).most_common(1)
+            raise metadata.error("tokens", f"holds {twice!r} twice")
+
+    def added(self) -> list[AddedToken]:
+        """Those found in a text before anything else is."""
+        return [
+            AddedToken(text, special=kind == CONTROL, normalized=False)
+            for text, kind in self.kinds
+            if kind in (CONTROL, USER_DEFINED)
+        ]
+
+
 def _word_rule(metadata: _Metadata) -> WordRule:
-    model = metadata.get("model")
-    if model != "gpt2":
-        raise metadata.error("model", f"is {model!r}; only byte-level BPE ('gpt2') is read")
     pre = metadata.get("pre")
     if not isinstance(pre, str) or pre not in WORD_RULES:
         known = ", ".join(sorted(WORD_RULES))
@@ -115,18 +152,12 @@ def _word_rule(metadata: _Metadata) -> WordRule:
     return WORD_RULES[pre]
 
 
-def _encoder(metadata: _Metadata, tokens: list[str], rule: WordRule) -> tokenizers.Tokenizer:
-    types = metadata.get("token_type")
-    if not isinstance(types, list) or len(types) != len(tokens):
-        raise metadata.error("token_type", f"must be a list of {len(tokens)}, one for each token")
-    kinds = list(zip(tokens, types, strict=True))
-    vocabulary = {text: i for i, (text, kind) in enumerate(kinds) if kind != UNUSED}
-    if len(vocabulary) != len(tokens) - types.count(UNUSED):
-        ((twice, _),) = Counter(text for text, kind in kinds if kind != UNUSED).most_common(1)
-        raise metadata.error("tokens", f"holds {twice!r} twice")
+def _byte_level(metadata: _Metadata, entries: _Entries, rule: WordRule) -> tokenizers.Tokenizer:
     merges = [_pair(merge) for merge in metadata.strings("merges")]
     try:
-        model = models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rule.ignore_merges)
+        model = models.BPE(
+            vocab=entries.vocabulary, merges=merges, ignore_merges=rule.ignore_merges
+        )
     except Exception as error:  # tokenizers raises nothing finer
         raise metadata.error("merges", f"cannot be used: {error}") from error
     encoder = tokenizers.Tokenizer(model)
@@ -134,14 +165,28 @@ def _encoder(metadata: _Metadata, tokens: list[str], rule: WordRule) -> tokenize
         encoder.normalizer = normalizer
     encoder.pre_tokenizer = rule.pre_tokenizer()
     encoder.decoder = decoders.ByteLevel()
-    encoder.add_tokens(  # pyright: ignore[reportUnknownMemberType]
-        [
-            AddedToken(text, special=kind == CONTROL, normalized=False)
-            for text, kind in kinds
-            if kind in (CONTROL, USER_DEFINED)
-        ]
-    )
     return encoder
+
+
+def _sentencepiece(metadata: _Metadata, entries: _Entries) -> tokenizers.Tokenizer:
+    values = metadata.get("scores")
+    if not isinstance(values, list) or len(values) != len(entries.kinds):
+        raise metadata.error(
+            "scores", f"must be a list of {len(entries.kinds)}, one for each token"
+        )
+    scores: dict[str, float] = {}
+    for (text, kind), score in zip(entries.kinds, values, strict=True):
+        if not isinstance(score, float):
+            raise metadata.error("scores", f"holds {score!r}, which is no number")
+        if kind == NORMAL:
+            scores[text] = score
+    unknown = next((text for text, kind in entries.kinds if kind == UNKNOWN), None)
+    return build_encoder(
+        entries.vocabulary,
+        scores,
+        unknown=unknown,
+        add_space_prefix=metadata.flag("add_space_prefix", True),
+    )
 
 
 def _pair(merge: str) -> tuple[str, str]:
@@ -150,11 +195,11 @@ def _pair(merge: str) -> tuple[str, str]:
 
 
 def _post_processor(
-    metadata: _Metadata, rule: WordRule, special_ids: Mapping[str, int], tokens: list[str]
+    metadata: _Metadata, adds_bos: bool, special_ids: Mapping[str, int], tokens: list[str]
 ) -> processors.PostProcessor:
     """What `add_special_tokens` adds: a BOS in front, an EOS behind, or nothing."""
     wanted = {
-        "bos_token": metadata.flag("add_bos_token", rule.adds_bos),
+        "bos_token": metadata.flag("add_bos_token", adds_bos),
         "eos_token": metadata.flag("add_eos_token", False),
     }
     for name, adds in wanted.items():

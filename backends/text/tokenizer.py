@@ -1,8 +1,7 @@
-"""Text to token ids and back, for byte-level BPE vocabularies.
+"""Text to token ids and back, for byte-level BPE and sentencepiece vocabularies.
 
 A vocabulary entry stands for exact bytes (`token_bytes`), never for text: a character may take
-several entries. Texts are decoded from bytes, invalid ones as U+FFFD. A sentencepiece vocabulary
-would fit the same interface.
+several entries. Texts are decoded from bytes, invalid ones as U+FFFD.
 
 Knows nothing of prompts, requests or engines. Safe to use from several threads; encoding lets other
 threads run.
@@ -19,6 +18,7 @@ import tokenizers
 from backends.text.chat_template import ChatTemplate
 from backends.text.folder_tokenizer import read_folder
 from backends.text.gguf_tokenizer import read_gguf
+from backends.text.sentencepiece import piece_bytes
 from backends.text.tokenizer_files import TokenizerFiles
 
 
@@ -55,7 +55,7 @@ class Tokenizer:
         specials = {token_id: token.content for token_id, token in added.items() if token.special}
         self.eos_token_ids = tuple(sorted(files.eos_token_ids | self._turn_end(specials)))
         self._special_ids = frozenset(specials).union(self.eos_token_ids)
-        self._bytes_by_id = _bytes_by_id(files.encoder)
+        self._bytes_by_id = _bytes_by_id(files)
 
     @property
     def num_token_ids(self) -> int:
@@ -121,13 +121,15 @@ class Tokenizer:
         return frozenset(sorted(ends, key=lambda token_id: len(specials[token_id]))[-1:])
 
 
-def _bytes_by_id(encoder: tokenizers.Tokenizer) -> list[bytes]:
-    added = encoder.get_added_tokens_decoder()
-    vocabulary = encoder.get_vocab(with_added_tokens=True)
+def _bytes_by_id(files: TokenizerFiles) -> list[bytes]:
+    added = files.encoder.get_added_tokens_decoder()
+    vocabulary = files.encoder.get_vocab(with_added_tokens=True)
     table = [b""] * (max(vocabulary.values(), default=-1) + 1)
     for text, token_id in vocabulary.items():
-        # Added tokens are stored as plain text, all others in the byte alphabet.
-        table[token_id] = text.encode() if token_id in added else _entry_bytes(text)
+        if files.is_sentencepiece:
+            table[token_id] = piece_bytes(text)
+        else:  # added tokens are stored as plain text, all others in the byte alphabet
+            table[token_id] = text.encode() if token_id in added else _entry_bytes(text)
     return table
 
 

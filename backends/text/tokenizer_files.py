@@ -14,7 +14,8 @@ class TokenizerFiles:
     """Read once from a GGUF file or a model folder; the stuff a `Tokenizer` is made of."""
 
     path: Path
-    encoder: tokenizers.Tokenizer  # byte-level BPE
+    encoder: tokenizers.Tokenizer
+    is_sentencepiece: bool = False  # how its entries are written: else as byte-level BPE has them
     bos_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()  # from every place that names one
     special_tokens: Mapping[str, str]  # `bos_token`, `eos_token` ... as templates know them

@@ -19,6 +19,13 @@ from native_engine.models.weights import Weights
 _MODULES: Mapping[str, str] = {
     "LlamaForCausalLM": "native_engine.models.llama",
     "llama": "native_engine.models.llama",
+    "MistralForCausalLM": "native_engine.models.mistral",
+    "Gemma3ForCausalLM": "native_engine.models.gemma3",
+    "gemma3": "native_engine.models.gemma3",
+    "Qwen2ForCausalLM": "native_engine.models.qwen2",
+    "qwen2": "native_engine.models.qwen2",
+    "Qwen3ForCausalLM": "native_engine.models.qwen3",
+    "qwen3": "native_engine.models.qwen3",
 }
 
 

@@ -32,7 +32,7 @@ def load_decoder(config: ModelConfig, weights: Weights) -> Decoder:
         config,
         embedding=embedding,
         layers=[_load_layer(config, weights, index) for index in range(config.num_layers)],
-        final_norm=weights.take("model.norm.weight", (config.hidden_size,)),
+        final_norm=weights.take("model.norm.weight", (config.hidden_size,)) + config.norm_offset,
         head=_load_head(config, weights, embedding),
     )
 
@@ -54,22 +54,31 @@ def _load_head(config: ModelConfig, weights: Weights, embedding: Tensor) -> Tens
 
 def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:
     reader = _LayerReader(config, weights, f"model.layers.{index}.")
-    hidden, intermediate = config.hidden_size, config.intermediate_size
+    hidden, intermediate, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     query_key_value = {
         "self_attn.q_proj": config.query_size,
         "self_attn.k_proj": config.kv_size,
         "self_attn.v_proj": config.kv_size,
     }
     gate_up = {"mlp.gate_proj": intermediate, "mlp.up_proj": intermediate}
+    # Where branches have a norm of their own, it is that which goes by the name of "post".
+    post, before_mlp = "post_attention_layernorm", "pre_feedforward_layernorm"
     return Layer(
-        input_norm=reader.rows("input_layernorm", ".weight", (hidden,)),
+        window=config.window(index),
+        input_norm=reader.norm("input_layernorm", hidden),
         qkv=reader.linear(query_key_value, hidden, has_bias=config.qkv_bias),
+        query_norm=reader.norm("self_attn.q_norm", head_dim) if config.qk_norm else None,
+        key_norm=reader.norm("self_attn.k_norm", head_dim) if config.qk_norm else None,
         output=reader.linear(
             {"self_attn.o_proj": hidden}, config.query_size, has_bias=config.output_bias
         ),
-        post_norm=reader.rows("post_attention_layernorm", ".weight", (hidden,)),
+        attended_norm=reader.norm(post, hidden) if config.branch_norms else None,
+        mlp_norm=reader.norm(before_mlp if config.branch_norms else post, hidden),
         gate_up=reader.linear(gate_up, hidden, has_bias=config.mlp_bias),
         down=reader.linear({"mlp.down_proj": hidden}, intermediate, has_bias=config.mlp_bias),
+        activated_norm=(
+            reader.norm("post_feedforward_layernorm", hidden) if config.branch_norms else None
+        ),
     )
 
 
@@ -91,6 +100,10 @@ class _LayerReader:
         if has_bias:
             bias = torch.cat([self.rows(name, ".bias", (size,)) for name, size in outputs.items()])
         return Linear(weight.contiguous(), bias)
+
+    def norm(self, name: str, size: int) -> Tensor:
+        """The weights `[size]` of a norm."""
+        return self.rows(name, ".weight", (size,)) + self._config.norm_offset
 
     def rows(self, name: str, suffix: str, shape: tuple[int, ...]) -> Tensor:
         """One tensor `[out_features, ...]` of this layer."""

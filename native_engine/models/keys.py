@@ -27,6 +27,10 @@ class Keys:
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
 
+    def is_null(self, key: str) -> bool:
+        """Whether it is there and says null, where that means other than absence."""
+        return key in self._values and self._values[key] is None
+
     def error(self, key: str, problem: str) -> ModelFileError:
         """For the caller to raise: `problem` completes "file: key ..."."""
         return ModelFileError(f"{self._path}: {self._prefix}{key} {problem}")

@@ -1,18 +1,16 @@
 """The tables of the rotary embedding: cosine and sine of every position, for `kernels.rotary`.
 
-Sources: Su et al., "RoFormer", 2021; the frequency factors of Llama 3.1 after Meta's reference
-code, 2024.
+Source: Su et al., "RoFormer", 2021.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from native_engine.models.config import ModelConfig
+from native_engine.models.config import ModelConfig, Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,34 +26,20 @@ def inverse_frequencies(theta: float, head_dim: int) -> list[float]:
     return [float(theta ** (-index / head_dim)) for index in range(0, head_dim, 2)]
 
 
-def llama3_factors(
-    frequencies: list[float],
-    *,
-    factor: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-    original_max_positions: int,
-) -> tuple[float, ...]:
-    """Long waves are stretched by `factor`, short ones kept, those between blended."""
-
-    def stretch(frequency: float) -> float:
-        waves_in_context = original_max_positions * frequency / (2 * math.pi)
-        if waves_in_context < low_freq_factor:
-            return factor
-        if waves_in_context > high_freq_factor:
-            return 1.0
-        kept = (waves_in_context - low_freq_factor) / (high_freq_factor - low_freq_factor)
-        return 1 / (kept + (1 - kept) / factor)
-
-    return tuple(stretch(frequency) for frequency in frequencies)
+def rotary_tables(
+    config: ModelConfig, *, max_positions: int, device: torch.device
+) -> tuple[RotaryTables, ...]:
+    """Of each layer; those that turn alike share theirs."""
+    ropes = [config.layer_rope(layer) for layer in range(config.num_layers)]
+    tables = {rope: _tables(rope, config.head_dim, max_positions, device) for rope in set(ropes)}
+    return tuple(tables[rope] for rope in ropes)
 
 
-def rotary_tables(config: ModelConfig, *, max_positions: int, device: torch.device) -> RotaryTables:
+def _tables(rope: Rope, head_dim: int, max_positions: int, device: torch.device) -> RotaryTables:
     """Computed in float64: at position 8000 a float32 angle is off by up to 5e-4."""
-    frequencies = torch.tensor(
-        inverse_frequencies(config.rope_theta, config.head_dim), dtype=torch.float64
-    )
-    if config.rope_factors:
-        frequencies /= torch.tensor(config.rope_factors, dtype=torch.float64)
+    frequencies = torch.tensor(inverse_frequencies(rope.theta, head_dim), dtype=torch.float64)
+    if rope.factors:
+        frequencies /= torch.tensor(rope.factors, dtype=torch.float64)
     angles = torch.outer(torch.arange(max_positions, dtype=torch.float64), frequencies)
-    return RotaryTables(angles.cos().float().to(device), angles.sin().float().to(device))
+    cos, sin = angles.cos() * rope.magnitude, angles.sin() * rope.magnitude
+    return RotaryTables(cos.float().to(device), sin.float().to(device))

@@ -1,7 +1,7 @@
 """Steps for the attention tests: sequences laid out in a poisoned cache, and what they must give.
 
-Every slot that holds no token of a sequence is NaN, in free blocks as in the tails of used ones, so
-that one read too many shows in the output.
+Every slot that holds no token of a sequence is NaN, in free blocks as in the tails of used ones,
+and so is every slot that no row's window reaches: one read too many shows in the output.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Heads:
     head_dim: int = 64
     block_size: int = 16
     dtype: torch.dtype = torch.float32
+    window: int = 0  # tokens one sees; 0: all
 
     @property
     def scale(self) -> float:
@@ -94,7 +95,12 @@ def run(
     query = torch.cat([*rows, poison]).to(device)
     with forced(implementation):
         output = paged_attention(
-            query, caches[0].to(device), caches[1].to(device), metadata, heads.scale
+            query,
+            caches[0].to(device),
+            caches[1].to(device),
+            metadata,
+            heads.scale,
+            heads.window,
         )
     return list(torch.split(output.cpu(), [*query_lens, padding]))
 
@@ -112,7 +118,9 @@ def _lay_out(
     for sequence, count in zip(sequences, counts, strict=True):
         table = [free.pop() for _ in range(count)]
         block_tables.append(table)
-        for position in range(sequence.context_len):
+        first_row = sequence.context_len - sequence.query_len
+        first_seen = max(0, first_row - heads.window + 1) if heads.window else 0
+        for position in range(first_seen, sequence.context_len):
             block = table[position // heads.block_size]
             offset = position % heads.block_size
             caches[0, block, :, offset] = sequence.key[position]
@@ -126,7 +134,9 @@ def dense_attention(heads: Heads, sequence: Context) -> Tensor:
     key = sequence.key.double().repeat_interleave(group, dim=1)
     value = sequence.value.double().repeat_interleave(group, dim=1)
     scores = torch.einsum("qhd,khd->hqk", sequence.query.double(), key) * heads.scale
-    causal = torch.ones(scores.shape[1:], dtype=torch.bool).tril()
-    weights = scores.masked_fill(~causal, float("-inf")).softmax(dim=-1)
+    seen = torch.ones(scores.shape[1:], dtype=torch.bool).tril()
+    if heads.window:
+        seen = seen.triu(1 - heads.window)
+    weights = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
     output = torch.einsum("hqk,khd->qhd", weights, value)
     return output[sequence.context_len - sequence.query_len :]

@@ -1,4 +1,4 @@
-"""Tiny random Llama checkpoints, written the way real ones are: as a folder and as GGUF."""
+"""Tiny random checkpoints, written the way real ones are: as a folder and as GGUF."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -20,6 +26,8 @@ _GGUF_NAMES = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
@@ -27,69 +35,105 @@ _GGUF_NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 
+_GEMMA3_NAMES = {
+    **_GGUF_NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GGUF_ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3_text": "gemma3",
+}
+
 F32 = GGMLQuantizationType.F32
+
+
+SIZES: Mapping[str, Any] = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
 
 
 def tiny_llama(seed: int = 0, **overrides: Any) -> LlamaForCausalLM:
     """A float32 model whose every parameter, biases and norms too, is random."""
-    sizes: dict[str, Any] = {
-        "vocab_size": 97,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    model = LlamaForCausalLM(LlamaConfig(**{**sizes, **overrides}))
+    model = tiny_model(LlamaConfig(**{**SIZES, **overrides}), seed)
+    assert isinstance(model, LlamaForCausalLM)
+    return model
+
+
+def tiny_model(config: PreTrainedConfig, seed: int = 0) -> PreTrainedModel:
+    """The like, of any architecture."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     model.train(False)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.normal_(0.0, 0.2, generator=generator)
-            if "norm" in name:
+            if "norm" in name and config.model_type != "gemma3_text":  # which adds the 1 itself
                 parameter.add_(1.0)
     return model
 
 
-def write_folder(model: LlamaForCausalLM, folder: Path, *, max_shard_size: str = "1GB") -> Path:
+def write_folder(model: PreTrainedModel, folder: Path, *, max_shard_size: str = "1GB") -> Path:
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 
 
-def gguf_metadata(model: LlamaForCausalLM) -> dict[str, int | float | str]:
-    """The keys a converter writes, without their `llama.` prefix."""
+def gguf_metadata(model: PreTrainedModel) -> dict[str, int | float | str]:
+    """The keys a converter writes, without their prefix."""
     config: dict[str, Any] = model.config.to_dict()
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    own = {}
+    rope = config["rope_parameters"]
+    if gguf_architecture(model) == "gemma3":
+        own["attention.sliding_window"] = config["sliding_window"]
+        rope = rope["full_attention"]
     return {
+        **own,
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.key_length": config["head_dim"],
-        "attention.value_length": config["head_dim"],
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
         "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "rope.freq_base": config["rope_parameters"]["rope_theta"],
-        "rope.dimension_count": config["head_dim"],
+        "rope.freq_base": rope["rope_theta"],
+        "rope.dimension_count": head_dim,
         "vocab_size": config["vocab_size"],
     }
 
 
-def gguf_tensors(model: LlamaForCausalLM) -> dict[str, np.ndarray]:
-    """The tensors under GGUF's names, Q and K in its interleaved order."""
+def gguf_tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
+    """The tensors under GGUF's names; Llama's Q and K in its interleaved order, Gemma's norms with
+    the 1 added.
+    """
     config: dict[str, Any] = model.config.to_dict()
+    interleaved = gguf_architecture(model) == "llama"
+    is_gemma3 = gguf_architecture(model) == "gemma3"
     tensors = {}
     for name, parameter in model.named_parameters():
         values = parameter.detach().numpy()
-        if ".q_proj." in name:
+        if interleaved and ".q_proj." in name:
             values = _interleave(values, config["num_attention_heads"])
-        if ".k_proj." in name:
+        if interleaved and ".k_proj." in name:
             values = _interleave(values, config["num_key_value_heads"])
-        tensors[_gguf_name(name)] = values
+        if is_gemma3 and "norm" in name:
+            values = values + 1
+        tensors[_gguf_name(name, _GEMMA3_NAMES if is_gemma3 else _GGUF_NAMES)] = values
     return tensors
 
 
@@ -121,18 +165,28 @@ def write_gguf(
     return path
 
 
-def llama_gguf(
-    model: LlamaForCausalLM, path: Path, *, matrix_type: GGMLQuantizationType = F32
+def gguf_architecture(model: PreTrainedModel) -> str:
+    return _GGUF_ARCHITECTURES[model.config.model_type]
+
+
+def model_gguf(
+    model: PreTrainedModel, path: Path, *, matrix_type: GGMLQuantizationType = F32
 ) -> Path:
-    return write_gguf(path, gguf_metadata(model), gguf_tensors(model), matrix_type=matrix_type)
+    return write_gguf(
+        path,
+        gguf_metadata(model),
+        gguf_tensors(model),
+        matrix_type=matrix_type,
+        architecture=gguf_architecture(model),
+    )
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, names: Mapping[str, str]) -> str:
     stem, _, suffix = name.rpartition(".")
-    if stem in _GGUF_NAMES:
-        return f"{_GGUF_NAMES[stem]}.{suffix}"
+    if stem in names:
+        return f"{names[stem]}.{suffix}"
     _, _, layer, own = stem.split(".", 3)
-    return f"blk.{layer}.{_GGUF_NAMES[own]}.{suffix}"
+    return f"blk.{layer}.{names[own]}.{suffix}"
 
 
 def _interleave(rows: np.ndarray, num_heads: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from native_engine.models.decoder import Decoder, Linear
 
@@ -14,7 +14,7 @@ from native_engine.models.decoder import Decoder, Linear
 def transformers_model(decoder: Decoder) -> LlamaForCausalLM:
     """A float32 `LlamaForCausalLM` with the weights of ours, which must be float32 too."""
     config = decoder.config
-    assert not config.rope_factors
+    assert not config.rope.factors
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocab_size,
@@ -26,7 +26,7 @@ def transformers_model(decoder: Decoder) -> LlamaForCausalLM:
             head_dim=config.head_dim,
             max_position_embeddings=config.max_positions,
             rms_norm_eps=config.rms_norm_eps,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope.theta},
             tie_word_embeddings=config.tie_word_embeddings,
             attention_bias=config.qkv_bias,
             mlp_bias=config.mlp_bias,
@@ -53,11 +53,19 @@ def greedy_tokens(model: LlamaForCausalLM, prompt: Sequence[int], num_tokens: in
     return generated
 
 
-def prompt_logits(model: LlamaForCausalLM, prompt: Sequence[int]) -> Tensor:
+def prompt_logits(model: PreTrainedModel, prompt: Sequence[int]) -> Tensor:
     """`[len(prompt), vocab_size]` float32."""
     with torch.inference_mode():
         logits: Tensor = model(torch.tensor([list(prompt)])).logits[0]
     return logits
+
+
+def most_likely_after(
+    model: PreTrainedModel, prompt: Sequence[int], answer: list[int]
+) -> list[int]:
+    """transformers' greedy choice at every position of the answer, from one pass over both."""
+    logits = prompt_logits(model, [*prompt, *answer[:-1]])
+    return [int(token) for token in torch.argmax(logits[len(prompt) - 1 :], dim=-1)]
 
 
 def _state(decoder: Decoder) -> dict[str, Tensor]:
@@ -77,7 +85,7 @@ def _state(decoder: Decoder) -> dict[str, Tensor]:
     for index, layer in enumerate(decoder.layers):
         own = {
             "input_layernorm.weight": layer.input_norm,
-            "post_attention_layernorm.weight": layer.post_norm,
+            "post_attention_layernorm.weight": layer.mlp_norm,
             **_split(layer.qkv, query_key_value),
             **_split(layer.output, {"self_attn.o_proj": config.hidden_size}),
             **_split(layer.gate_up, gate_up),

@@ -12,7 +12,7 @@ from native_engine.kv_memory import (
     block_size_bytes,
     num_cache_blocks,
 )
-from native_engine.models.config import ModelConfig
+from native_engine.models.config import ModelConfig, Rope
 
 CONFIG = ModelConfig(
     architecture="llama",
@@ -25,7 +25,7 @@ CONFIG = ModelConfig(
     head_dim=16,
     max_positions=512,
     rms_norm_eps=1e-5,
-    rope_theta=1e4,
+    rope=Rope(theta=1e4),
 )
 
 

@@ -14,7 +14,7 @@ from native_engine.errors import EngineError
 from native_engine.model_runner import ModelRunner, build_runner
 from native_engine.sampler import NonFiniteLogits
 from native_engine.types import SampledToken, SamplingParams, ScheduledSequence, StepBatch
-from tests.native_engine.checkpoints import llama_gguf, tiny_llama, write_folder
+from tests.native_engine.checkpoints import model_gguf, tiny_llama, write_folder
 from tests.native_engine.driving import GREEDY, DrivenSequence, drive
 from tests.native_engine.reference import greedy_tokens, prompt_logits, transformers_model
 
@@ -77,7 +77,7 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
 
 def test_gguf_and_folder_answer_alike(tmp_path: Path) -> None:
     model = tiny_llama(seed=2)
-    gguf = llama_gguf(model, tmp_path / "model.gguf")
+    gguf = model_gguf(model, tmp_path / "model.gguf")
     options = EngineConfig(model=gguf, kv_cache_bytes=1 << 22, cpu_threads=1)
     (prompt,) = random_prompts(20)
     from_gguf = answer(build_runner(options), prompt, 8, sampling=ALL_LOGPROBS)

@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaForCausalLM
 
 from backends.text.tokenizer import load_tokenizer
 from native_engine.config import EngineConfig
 from native_engine.engine import Engine
 from native_engine.model_runner import ModelRunner, build_runner
 from native_engine.types import EngineRequest, SamplingParams
-from tests.native_engine.reference import prompt_logits, transformers_model
+from tests.native_engine.reference import most_likely_after, transformers_model
 
 MODEL = Path(__file__).parents[2] / ".turnout/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 NUM_TOKENS = 64
@@ -87,14 +85,6 @@ def answers(runner: ModelRunner, prompts: Sequence[tuple[int, ...]]) -> list[lis
     stats = engine.stats()
     assert stats.num_free_blocks == stats.num_blocks
     return list(generated.values())
-
-
-def most_likely_after(
-    model: LlamaForCausalLM, prompt: Sequence[int], answer: list[int]
-) -> list[int]:
-    """transformers' greedy choice at every position of the answer."""
-    logits = prompt_logits(model, [*prompt, *answer[:-1]])
-    return [int(token) for token in torch.argmax(logits[len(prompt) - 1 :], dim=-1)]
 
 
 @pytest.mark.weights

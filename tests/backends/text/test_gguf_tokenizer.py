@@ -64,7 +64,7 @@ def test_unused_entries_are_no_part_of_the_vocabulary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model": "llama"}, r"m\.gguf: tokenizer\.ggml\.model is 'llama'; only byte-level BPE"),
+        ({"model": "bert"}, r"m\.gguf: tokenizer\.ggml\.model is 'bert'; only byte-level BPE"),
         ({"pre": "no-such"}, r"m\.gguf: tokenizer\.ggml\.pre is 'no-such'; .* known .* smollm"),
         ({"bos_token_id": 10**6}, r"tokenizer\.ggml\.bos_token_id is 1000000; the vocabulary has"),
         ({"tokens": [*"abca"], "token_type": [1] * 4}, r"tokenizer\.ggml\.tokens holds 'a' twice"),

@@ -8,7 +8,7 @@ import pytest
 
 from native_engine.errors import ModelFileError
 from native_engine.loader.gguf_header import read_header
-from tests.native_engine.checkpoints import llama_gguf, tiny_llama, write_gguf
+from tests.native_engine.checkpoints import model_gguf, tiny_llama, write_gguf
 
 STRING, ARRAY, UINT8, UINT32 = 8, 9, 0, 4
 
@@ -64,7 +64,7 @@ def test_reads_arrays_of_strings_and_numbers(tmp_path: Path) -> None:
 
 def test_refuses_a_file_cut_short_anywhere(tmp_path: Path) -> None:
     """L-GGUF-TRUNCATED."""
-    path = llama_gguf(tiny_llama(), tmp_path / "model.gguf")
+    path = model_gguf(tiny_llama(), tmp_path / "model.gguf")
     whole = path.read_bytes()
     end_of_data = max(
         entry.offset + entry.size_bytes for entry in read_header(path).tensors.values()

@@ -19,7 +19,7 @@ from native_engine.models.decoder import Decoder
 from tests.native_engine.checkpoints import (
     gguf_metadata,
     gguf_tensors,
-    llama_gguf,
+    model_gguf,
     tiny_llama,
     write_folder,
     write_gguf,
@@ -59,7 +59,7 @@ def test_one_model_is_the_same_from_a_folder_shards_and_gguf(
     single = write_folder(model, tmp_path / "single")
     sharded = write_folder(model, tmp_path / "sharded", max_shard_size="40KB")
     assert len(list(sharded.glob("*.safetensors"))) > 2
-    for path in (single, sharded, llama_gguf(model, tmp_path / "model.gguf")):
+    for path in (single, sharded, model_gguf(model, tmp_path / "model.gguf")):
         assert_same_weights(load(path), model)
 
 
@@ -67,7 +67,7 @@ def test_one_model_is_the_same_from_a_folder_shards_and_gguf(
 def test_quantised_weights_are_those_the_gguf_package_decodes(tmp_path: Path, kind: str) -> None:
     model = tiny_llama()
     quantization = GGMLQuantizationType[kind]
-    path = llama_gguf(model, tmp_path / "model.gguf", matrix_type=quantization)
+    path = model_gguf(model, tmp_path / "model.gguf", matrix_type=quantization)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:

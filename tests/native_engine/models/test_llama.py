@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from native_engine.errors import ModelFileError
-from native_engine.models.config import ModelConfig
+from native_engine.models.config import ModelConfig, Rope
 from native_engine.models.keys import Keys
 from native_engine.models.llama import config_from_gguf, config_from_hf
 from native_engine.models.rotary import rotary_tables
@@ -81,7 +81,7 @@ def test_reads_a_folder_with_transformers_defaults() -> None:
         head_dim=16,
         max_positions=2048,
         rms_norm_eps=1e-6,
-        rope_theta=10_000.0,
+        rope=Rope(theta=10_000.0),
     )
 
 
@@ -105,10 +105,10 @@ def test_reads_gguf_and_sees_tied_tensors_and_biases_by_presence() -> None:
 
 def test_reads_the_rope_base_wherever_a_file_keeps_it() -> None:
     """L-ROPE-THETA."""
-    assert from_folder(rope_theta=5e5).rope_theta == 5e5
-    assert from_folder(rope_parameters={"rope_theta": 1e6}).rope_theta == 1e6
-    assert from_folder(rope_theta=5e5, rope_scaling=None).rope_theta == 5e5
-    assert from_gguf(rope__freq_base=1e5).rope_theta == 1e5
+    assert from_folder(rope_theta=5e5).rope.theta == 5e5
+    assert from_folder(rope_parameters={"rope_theta": 1e6}).rope.theta == 1e6
+    assert from_folder(rope_theta=5e5, rope_scaling=None).rope.theta == 5e5
+    assert from_gguf(rope__freq_base=1e5).rope.theta == 1e5
 
 
 LLAMA3 = {
@@ -119,37 +119,68 @@ LLAMA3 = {
 }
 
 
-@pytest.mark.parametrize(
-    "scaling", [{"rope_type": "linear", "factor": 4.0}, {"rope_type": "llama3", **LLAMA3}]
-)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+SCALINGS: list[dict[str, Any]] = [
+    {"rope_type": "linear", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 4.0},
+    {"rope_type": "llama3", **LLAMA3},
+    YARN,
+    {**YARN, "attention_factor": 0.7, "beta_fast": 16.0, "beta_slow": 2.0},
+    {**YARN, "mscale": 0.8, "mscale_all_dim": 0.4},
+    {**YARN, "truncate": False},
+    {**YARN, "factor": 0.5},
+    {**YARN, "beta_fast": 1.0, "beta_slow": 1.0, "truncate": False},
+]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: "-".join(map(str, scaling)))
 def test_scales_the_rope_as_transformers_does(scaling: dict[str, Any]) -> None:
     """L-ROPE-THETA."""
     theirs = LlamaConfig(
         **FOLDER_KEYS, rope_parameters={"rope_theta": 1e4, **scaling}, max_position_embeddings=2048
     )
-    frequencies, _ = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, torch.device("cpu"))
+    frequencies, magnitude = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, torch.device("cpu"))
     old_spelling = {"type" if key == "rope_type" else key: v for key, v in scaling.items()}
     for config in (
         from_folder(rope_parameters={"rope_theta": 1e4, **scaling}),
         from_folder(rope_theta=1e4, rope_scaling=old_spelling),
     ):
-        tables = rotary_tables(config, max_positions=2, device=torch.device("cpu"))
-        torch.testing.assert_close(tables.cos[1], frequencies.cos())
-        torch.testing.assert_close(tables.sin[1], frequencies.sin())
+        tables = rotary_tables(config, max_positions=2, device=torch.device("cpu"))[0]
+        torch.testing.assert_close(tables.cos[1], frequencies.cos() * magnitude)
+        torch.testing.assert_close(tables.sin[1], frequencies.sin() * magnitude)
 
 
 def test_gguf_rope_factors_come_from_the_tensor_or_the_linear_scale() -> None:
     factors = torch.arange(1.0, 9.0)
-    assert from_gguf({"rope_freqs__weight": factors}).rope_factors == tuple(range(1, 9))
+    assert from_gguf({"rope_freqs__weight": factors}).rope.factors == tuple(range(1, 9))
     linear = from_gguf(rope__scaling__type="linear", rope__scaling__factor=2.0)
-    assert linear.rope_factors == (2.0,) * 8
-    assert from_gguf(rope__scale_linear=4.0).rope_factors == (4.0,) * 8
-    assert from_gguf(rope__scaling__type="none").rope_factors == ()
+    assert linear.rope.factors == (2.0,) * 8
+    assert from_gguf(rope__scale_linear=4.0).rope.factors == (4.0,) * 8
+    assert from_gguf(rope__scaling__type="none").rope.factors == ()
+
+
+def test_gguf_says_yarn_in_keys_of_its_own() -> None:
+    plain = from_gguf(
+        rope__scaling__type="yarn",
+        rope__scaling__factor=4.0,
+        rope__scaling__original_context_length=512,
+    )
+    assert plain.rope == from_folder(rope_scaling=YARN).rope
+    own = from_gguf(
+        rope__scaling__type="yarn",
+        rope__scaling__factor=4.0,
+        rope__scaling__original_context_length=512,
+        rope__scaling__attn_factor=0.5,
+        rope__scaling__yarn_beta_fast=16.0,
+        rope__scaling__yarn_beta_slow=2.0,
+    )
+    changes = {"attention_factor": plain.rope.magnitude / 2, "beta_fast": 16.0, "beta_slow": 2.0}
+    assert own.rope == from_folder(rope_scaling={**YARN, **changes}).rope
 
 
 def test_a_position_turns_each_pair_by_its_own_angle() -> None:
     config = from_folder(rope_theta=100.0)
-    tables = rotary_tables(config, max_positions=4, device=torch.device("cpu"))
+    tables = rotary_tables(config, max_positions=4, device=torch.device("cpu"))[0]
     assert tables.cos.shape == (4, 8)
     assert tables.cos[3, 2].item() == pytest.approx(math.cos(3 * 100 ** (-4 / 16)), abs=1e-7)
     assert tables.sin[3, 2].item() == pytest.approx(math.sin(3 * 100 ** (-4 / 16)), abs=1e-7)
@@ -171,7 +202,8 @@ def test_a_position_turns_each_pair_by_its_own_angle() -> None:
         ({"rope_theta": float("nan")}, "rope_theta is nan"),
         ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn'; it must be a mapping"),
         ({"rope_scaling": {"rope_type": "foo"}}, "rope_scaling.rope_type is 'foo'; implemented"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2}}, "rope_scaling.type is 'dynamic'"),
+        ({"rope_scaling": {"type": "dynamic"}}, "rope_scaling.factor is missing"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2}}, "rope_scaling.original_max_position"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is set"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
@@ -191,7 +223,7 @@ def test_refuses_a_folder_naming_the_key(changes: dict[str, Any], message: str) 
         ({"expert_count": 8}, "expert_count is set"),
         ({"rope__dimension_count": 8}, "rope.dimension_count is 8; only the head size, 16"),
         ({"attention__value_length": 8}, "attention.value_length is 8"),
-        ({"rope__scaling__type": "yarn"}, "rope.scaling.type is 'yarn'"),
+        ({"rope__scaling__type": "longrope"}, "rope.scaling.type is 'longrope'"),
     ],
 )
 def test_refuses_a_gguf_file_naming_the_key(changes: dict[str, Any], message: str) -> None:
