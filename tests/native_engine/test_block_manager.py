@@ -1,22 +1,29 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given, strategies as st
 
 from native_engine.block_manager import BlockManager
+from native_engine.prefix_hash import root_hash
 from native_engine.sequence import Sequence
 from native_engine.types import SamplingParams
 
 
-def make_sequence(request_id: str = "a") -> Sequence:
+def make_sequence(
+    request_id: str = "a", token_ids: Iterable[int] = (1,), salt: str = ""
+) -> Sequence:
+    token_ids = list(token_ids)
     return Sequence(
         request_id=request_id,
         sampling=SamplingParams(max_tokens=1),
         arrival=0,
         added_s=0.0,
-        token_ids=[1],
-        num_prompt_tokens=1,
-        max_num_tokens=2,
+        token_ids=token_ids,
+        num_prompt_tokens=len(token_ids),
+        max_num_tokens=1000,
+        prefix_hashes=[root_hash("model", salt)],
     )
 
 
