@@ -44,6 +44,8 @@ class BackendStatus:
     kv_blocks_free: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
+    prefix_cache_queries: int = 0  # prompt tokens looked for in the prefix cache
+    prefix_cache_hits: int = 0  # and found
     engine: str = ""  # one line for a human: kind, dtype, device, determinism
 
 

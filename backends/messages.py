@@ -28,7 +28,7 @@ from native_engine.types import (
     SequenceOutput,
 )
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -70,11 +70,19 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish_reason: FinishReason | None = None
     error: str | None = None
     queue_s: float | None = None
+    cached_tokens: int | None = None
 
     @classmethod
     def of(cls, output: SequenceOutput, request_id: str) -> Output:
         """The same under the name the client gave the request."""
-        return cls(request_id, output.token, output.finish_reason, output.error, output.queue_s)
+        return cls(
+            request_id,
+            output.token,
+            output.finish_reason,
+            output.error,
+            output.queue_s,
+            output.cached_tokens,
+        )
 
     @property
     def is_last(self) -> bool:

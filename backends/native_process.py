@@ -44,4 +44,5 @@ def open_engine(options: dict[str, OptionValue]) -> Engine:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_waiting=config.max_waiting,
         clock=time.monotonic,
+        prefix_caching=config.prefix_caching,
     )

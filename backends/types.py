@@ -125,6 +125,8 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     include_stop_str: bool = False
     stream: bool = False
+    tenant: str = ""  # whose it is; no other tenant may share or time what is cached for it
+    cache_salt: str = ""  # the client's own: who sends another shares nothing with this request
     extra: Mapping[str, object] = field(
         default_factory=dict[str, object]
     )  # fields no dialect knows

@@ -118,7 +118,9 @@ class GenerationEndpoint:
         services = call.services
         try:
             decision, prompt_tokens = await _route(call, principal, exchange.request)
-            request = replace(exchange.request, model=decision.model)
+            request = replace(
+                exchange.request, model=decision.model, tenant=principal.tenant.tenant_id
+            )
             tokens = await _tokens_to_reserve(services, request, decision, prompt_tokens)
             claims = claims_for(decision.limits, principal, tokens)
             async with services.leases.acquire(call.stamp.request_id, claims) as lease:

@@ -28,6 +28,7 @@ class EngineConfig:
     max_waiting: int = 256  # requests that queue
     kv_cache_bytes: int = 0  # 0: a share of the free memory, see `model_runner`
     cpu_threads: int = 0  # 0: the cores this process may use, less one
+    prefix_caching: bool = True  # find KV blocks of earlier prompts that begin alike
     num_token_ids: int = 0  # ids the tokenizer knows; 0: all rows of the model's embedding
 
     def __post_init__(self) -> None:

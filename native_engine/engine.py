@@ -17,6 +17,7 @@ from native_engine.errors import (
     QueueFull,
     RequestTooLong,
 )
+from native_engine.prefix_hash import root_hash
 from native_engine.scheduler import ScheduledStep, Scheduler
 from native_engine.sequence import Sequence, SequenceStatus
 from native_engine.types import (
@@ -51,6 +52,7 @@ class Engine:
         max_num_batched_tokens: int,
         max_waiting: int,
         clock: Callable[[], float],
+        prefix_caching: bool = True,
     ) -> None:
         """`clock` gives monotonic seconds; the rest is told on by `info`.
 
@@ -60,7 +62,9 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self._block_manager = BlockManager(
-            num_blocks=runner.num_blocks, block_size=runner.block_size
+            num_blocks=runner.num_blocks,
+            block_size=runner.block_size,
+            prefix_caching=prefix_caching,
         )
         self._scheduler = Scheduler(
             self._block_manager,
@@ -85,6 +89,7 @@ class Engine:
         self._num_failed_steps = 0  # in a row
         self._prompt_tokens_total = 0
         self._generation_tokens_total = 0
+        self._prefix_cache_hits = 0
 
     @property
     def info(self) -> EngineInfo:
@@ -99,14 +104,18 @@ class Engine:
 
         A prompt is counted once, with its first token; recomputing it after a preemption is not.
         """
+        block_manager = self._block_manager
         return EngineStats(
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
-            num_blocks=self._block_manager.num_blocks,
-            num_free_blocks=self._block_manager.num_free_blocks,
+            num_blocks=block_manager.num_blocks,
+            num_free_blocks=block_manager.num_free_blocks,
             num_preemptions=self._scheduler.num_preemptions,
             prompt_tokens_total=self._prompt_tokens_total,
             generation_tokens_total=self._generation_tokens_total,
+            prefix_cache_queries=self._prompt_tokens_total if block_manager.prefix_caching else 0,
+            prefix_cache_hits=self._prefix_cache_hits,
+            num_cached_blocks=block_manager.num_named_blocks,
         )
 
     def add(self, request: EngineRequest) -> None:
@@ -131,6 +140,9 @@ class Engine:
             max_num_tokens=min(
                 num_prompt_tokens + request.sampling.max_tokens, self._max_num_tokens
             ),
+            prefix_hashes=[
+                root_hash(f"{self._info.model_id} {self._info.dtype}", request.cache_salt)
+            ],
         )
         self._num_arrivals += 1
         self._sequences[request.request_id] = sequence
@@ -165,7 +177,7 @@ class Engine:
             return self._fail(step, error)
         self._num_failed_steps = 0
 
-        # Record what the blocks hold now.
+        # Record what the blocks hold now; those that are full can be found from the next step on.
         self._record_computed(step, started_s)
 
         # Hand out the tokens. Whoever was aborted while the step ran gets none.
@@ -215,8 +227,14 @@ class Engine:
             )
 
     def _record_computed(self, step: ScheduledStep, started_s: float) -> None:
+        block_size = self._block_manager.block_size
         for sequence, share in zip(step.sequences, step.shares, strict=True):
-            sequence.num_computed_tokens = share.start + len(share.token_ids)
+            start = share.start
+            stop = start + len(share.token_ids)
+            sequence.num_computed_tokens = stop
+            first_block, stop_block = start // block_size, stop // block_size
+            if first_block < stop_block and sequence.status is SequenceStatus.RUNNING:
+                self._block_manager.publish(sequence, first_block, stop_block)
             if sequence.queue_s is None:
                 sequence.queue_s = started_s - sequence.added_s
 
@@ -227,6 +245,7 @@ class Engine:
         is_first = len(sequence.token_ids) == sequence.num_prompt_tokens + 1
         if is_first:
             self._prompt_tokens_total += sequence.num_prompt_tokens
+            self._prefix_cache_hits += sequence.num_cached_tokens or 0
         reason = _finish_reason(sequence, token.token_id)
         if reason is not None:
             self._finish(sequence)
@@ -235,6 +254,7 @@ class Engine:
             token=token,
             finish_reason=reason,
             queue_s=sequence.queue_s if is_first else None,
+            cached_tokens=sequence.num_cached_tokens if is_first else None,
         )
 
     def _fail(self, step: ScheduledStep, error: Exception) -> list[SequenceOutput]:

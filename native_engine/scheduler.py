@@ -6,12 +6,16 @@ arXiv:2403.02310). Knows tokens and blocks; nothing of clocks, sampling or the d
 Why every request ends:
 
 * A sequence is admitted when blocks for all its known tokens and one more are free (or the whole
-  pool is), and gets them at once: a prefill never stops half way for want of blocks.
+  pool is), and gets them at once: a prefill never stops half way for want of blocks. Blocks that
+  another sequence holds and this one can share count as free.
 * Only growing takes blocks from others, and never from the oldest running sequence. Alone it
   always fits, as `max_num_tokens` never exceeds the pool. So each step brings the oldest further.
 * `waiting` is in order of arrival and its head is never overtaken, so the oldest of all gets in.
+  A sequence is held back for a neighbour's sake once at most, and only beside work.
 * Preempting leaves fewer blocks free than the victim needs to come back: its own, less the one
-  taken, against its own and one more. So two cannot push each other out step after step.
+  taken, against its own and one more. So two cannot push each other out step after step. (What it
+  shares is neither freed nor needed; a block of its own that it finds shared later is needed less,
+  and so once.)
 """
 
 from __future__ import annotations
@@ -22,6 +26,10 @@ from collections import deque
 from native_engine.block_manager import BlockManager
 from native_engine.sequence import Sequence, SequenceStatus
 from native_engine.types import ScheduledSequence
+
+WORTH_A_STEP = 2
+"""Blocks that a neighbour must be computing for a sequence to wait a step for them. A block of
+16 tokens is computed in less time than a step takes that reads all weights for it anew."""
 
 
 class ScheduledStep:
@@ -108,9 +116,7 @@ class Scheduler:
         for sequence, uncomputed in prefills:
             step.add(sequence, uncomputed)
         if not preempted:  # blocks just taken from one sequence are not for newcomers
-            while step.budget and self._can_admit():
-                sequence = self._admit()
-                step.add(sequence, len(sequence.token_ids))
+            self._admit_waiting(step)
         return step
 
     def check_invariants(self) -> None:
@@ -162,20 +168,49 @@ class Scheduler:
         bisect.insort(self.waiting, sequence, key=_arrival)
         self.num_preemptions += 1
 
-    def _can_admit(self) -> bool:
-        if not self.waiting or len(self.running) == self._max_num_seqs:
-            return False
-        block_manager = self._block_manager
-        wanted = block_manager.blocks_for(len(self.waiting[0].token_ids)) + 1
-        return block_manager.num_free_blocks >= min(wanted, block_manager.num_blocks)
+    def _admit_waiting(self, step: ScheduledStep) -> None:
+        """Start new sequences while there are tokens, places and blocks for the oldest of them."""
+        while step.budget and self.waiting and len(self.running) < self._max_num_seqs:
+            sequence = self.waiting[0]
+            cached = self._block_manager.match(sequence)
+            if not self._fits(sequence, cached) or self._hold_back(sequence, cached, step):
+                return
+            self.waiting.popleft()
+            self._admit(sequence, cached)
+            step.add(sequence, len(sequence.token_ids) - sequence.num_computed_tokens)
 
-    def _admit(self) -> Sequence:
-        sequence = self.waiting.popleft()
+    def _fits(self, sequence: Sequence, cached: list[int]) -> bool:
+        block_manager = self._block_manager
+        wanted = block_manager.blocks_for(len(sequence.token_ids)) + 1
+        wanted = min(wanted, block_manager.num_blocks) - block_manager.num_used(cached)
+        return block_manager.num_free_blocks >= wanted
+
+    def _admit(self, sequence: Sequence, cached: list[int]) -> None:
+        block_manager = self._block_manager
         sequence.status = SequenceStatus.RUNNING
-        blocks = self._block_manager.blocks_for(len(sequence.token_ids))
-        self._block_manager.allocate(sequence, blocks)
+        sequence.num_computed_tokens = len(cached) * block_manager.block_size
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens = sequence.num_computed_tokens
+        block_manager.adopt(sequence, cached)
+        blocks = block_manager.blocks_for(len(sequence.token_ids))
+        block_manager.allocate(sequence, blocks - len(cached))
         bisect.insort(self.running, sequence, key=_arrival)
-        return sequence
+
+    def _hold_back(self, sequence: Sequence, cached: list[int], step: ScheduledStep) -> bool:
+        """Whether the step computes what the sequence needs next, and it has not waited before.
+
+        Nobody overtakes it: the budget left over makes the step the shorter.
+        """
+        depth = len(cached) + WORTH_A_STEP
+        if sequence.was_held_back or depth >= len(sequence.prefix_hashes):
+            return False
+        wanted = sequence.prefix_hashes[depth]
+        first = len(cached) * self._block_manager.block_size
+        sequence.was_held_back = any(
+            share.start <= first and wanted in other.prefix_hashes[depth : depth + 1]
+            for other, share in zip(step.sequences, step.shares, strict=True)
+        )
+        return sequence.was_held_back
 
 
 def _arrival(sequence: Sequence) -> int:

@@ -31,8 +31,11 @@ class Sequence:
     token_ids: list[int]  # all known tokens: prompt, then outputs; only ever appended to
     num_prompt_tokens: int
     max_num_tokens: int  # the sequence ends when so many tokens are known
+    prefix_hashes: list[bytes]  # of its first 0, 1, 2, ... blocks, as far as they were needed
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0  # so many leading tokens have their KV in the blocks
     block_table: list[int] = field(default_factory=list)
     num_preemptions: int = 0
+    num_cached_tokens: int | None = None  # found in the cache when it was first admitted
+    was_held_back: bool = False  # for a step, to find in the cache what a neighbour computed in it
     queue_s: float | None = None  # set when its first step has been computed

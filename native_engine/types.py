@@ -40,6 +40,7 @@ class EngineRequest:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
+    cache_salt: str = ""  # sequences share KV blocks only under the same
 
 
 class FinishReason(enum.Enum):
@@ -76,6 +77,7 @@ class SequenceOutput:
     queue_s: float | None = (
         None  # on the first token: from add() until the step that computed prompt tokens began
     )
+    cached_tokens: int | None = None  # on the first token: of the prompt, found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +87,13 @@ class EngineStats:
     num_running: int = 0
     num_waiting: int = 0
     num_blocks: int = 0
-    num_free_blocks: int = 0
+    num_free_blocks: int = 0  # those with cached contents count as free
     num_preemptions: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
+    prefix_cache_queries: int = 0  # prompt tokens looked for in the prefix cache, ever
+    prefix_cache_hits: int = 0  # and found
+    num_cached_blocks: int = 0  # blocks that the prefix cache can find now, in use or free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -129,6 +129,7 @@ def _request(fields: ChatBody, stamp: Stamp, extra: Document) -> GenerationReque
         stop=tuple(fields.stop),
         include_stop_str=fields.include_stop_str_in_output,
         stream=fields.stream,
+        cache_salt=fields.cache_salt or "",
         extra=extra,
     )
 

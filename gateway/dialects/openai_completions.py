@@ -131,6 +131,7 @@ class OpenAICompletions:
                 stop=tuple(fields.stop),
                 include_stop_str=fields.include_stop_str_in_output,
                 stream=fields.stream,
+                cache_salt=fields.cache_salt or "",
                 extra=unknown_fields(document, CompletionBody, IGNORED, unbuilt),
             ),
             created_s=stamp.created_s,

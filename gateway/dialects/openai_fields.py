@@ -22,6 +22,7 @@ MAX_STOP_STRINGS = 16  # OpenAI says 4; vLLM's clients send more
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOP_LOGPROBS = 20
+MAX_CACHE_SALT_CHARS = 1024
 MAX_MODEL_CHARS = 1024  # some clients send their endpoint's URL as the model
 _MAX_INT32 = 2**31 - 1
 
@@ -70,7 +71,6 @@ UNBUILT: Unbuilt = {
     "return_tokens_as_token_ids": (False,),
     "return_token_ids": (False,),
     "return_prompt_text": (False,),
-    "cache_salt": (),
     "kv_transfer_params": (),
     "thinking_token_budget": (),
     "repetition_detection": (),
@@ -117,6 +117,7 @@ class GenerationFields(Body):
     )
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 

@@ -91,10 +91,18 @@ class Metrics:
         self.waiting = gauge("vllm:num_requests_waiting", "Queued in the engine.", "model_name")
         self.kv_usage = gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", "model_name")
         self.engine_prompt_tokens = gauge(
-            "vllm:prompt_tokens_total", "Prompt tokens computed.", "model_name"
+            "vllm:prompt_tokens_total", "Prompt tokens computed or found cached.", "model_name"
         )
         self.engine_generation_tokens = gauge(
             "vllm:generation_tokens_total", "Tokens generated.", "model_name"
+        )
+        self.prefix_queries = gauge(
+            "vllm:prefix_cache_queries_total",
+            "Prompt tokens looked for in the cache.",
+            "model_name",
+        )
+        self.prefix_hits = gauge(
+            "vllm:prefix_cache_hits_total", "Prompt tokens found cached.", "model_name"
         )
 
     def record(self, record: RequestRecord) -> None:
@@ -123,4 +131,6 @@ class Metrics:
             self.kv_usage.labels(name).set(used / max(status.kv_blocks_total, 1))
             self.engine_prompt_tokens.labels(name).set(status.prompt_tokens_total)
             self.engine_generation_tokens.labels(name).set(status.generation_tokens_total)
+            self.prefix_queries.labels(name).set(status.prefix_cache_queries)
+            self.prefix_hits.labels(name).set(status.prefix_cache_hits)
         return generate_latest(self.registry)

@@ -53,6 +53,7 @@ class CountingEngine:
         self._running: dict[str, _Sequence] = {}
         self._prompt_tokens = 0
         self._generation_tokens = 0
+        self._seen: set[tuple[str, tuple[int, ...]]] = set()  # salt and prompt
 
     @property
     def info(self) -> EngineInfo:
@@ -123,6 +124,7 @@ class CountingEngine:
             raise RuntimeError(f"token {token_id} breaks this engine")
         if token_id == self._options.errors_on_token:
             return SequenceOutput(request_id=request.request_id, error=f"no token {token_id} here")
+        cached_tokens = self._cached_tokens(request) if not sequence.num_generated else None
         sequence.num_generated += 1
         self._generation_tokens += 1
         return SequenceOutput(
@@ -132,7 +134,15 @@ class CountingEngine:
             ),
             finish_reason=self._finish_reason(sequence, token_id),
             queue_s=0.0 if sequence.num_generated == 1 else None,
+            cached_tokens=cached_tokens,
         )
+
+    def _cached_tokens(self, request: EngineRequest) -> int:
+        """All but one if the same prompt has been here under the same salt."""
+        key = (request.cache_salt, request.prompt_token_ids)
+        was_here = key in self._seen
+        self._seen.add(key)
+        return len(request.prompt_token_ids) - 1 if was_here else 0
 
     def _finish_reason(self, sequence: _Sequence, token_id: int) -> FinishReason | None:
         sampling = sequence.request.sampling

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from backends.base import Backend, BackendState, Tokenizing
 from backends.client import EngineClient
 from backends.errors import BackendRejected, PromptTooLong, StreamInterrupted
-from backends.local import LONG_PROMPT_CHARS, LocalBackend, child_seed
+from backends.local import LONG_PROMPT_CHARS, LocalBackend, Sharing, cache_salt, child_seed
 from backends.types import (
     UNLIMITED_TOKENS,
     ChatPrompt,
@@ -42,11 +44,14 @@ class Reciter:
         self.template_threads: list[str] = []
 
     def open(self, **options: object) -> LocalBackend:
-        return self.open_on(self._engines.start(vocab_size=VOCAB_SIZE, **options))
+        return self.open_on(self.start(**options))
 
-    def open_on(self, process: CountingProcess) -> LocalBackend:
+    def start(self, **options: object) -> CountingProcess:
+        return self._engines.start(vocab_size=VOCAB_SIZE, **options)
+
+    def open_on(self, process: CountingProcess, *, sharing: Sharing = "tenant") -> LocalBackend:
         client = EngineClient(process.socket_path)
-        backend = LocalBackend("reciter", client, byte_tokenizer(), now=self._now)
+        backend = LocalBackend("reciter", client, byte_tokenizer(), now=self._now, sharing=sharing)
         self._opened.append(backend)
         return backend
 
@@ -357,3 +362,44 @@ async def test_an_engine_that_dies_interrupts_the_answer(
         await read(stream)
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
+
+
+async def cached_tokens(backend: Backend, asked: GenerationRequest) -> int:
+    _, finished = await run(backend, asked)
+    return finished.usage.cached_tokens
+
+
+async def test_cached_tokens_count_once_per_prompt(reciter: Reciter) -> None:
+    """Three children of two prompts; the first child of a cold prompt finds nothing."""
+    backend = reciter.open()
+    asked = request("wxyz", "abc", n=3, max_tokens=2)
+    assert await cached_tokens(backend, asked) == 0
+    assert await cached_tokens(backend, asked) == 3 + 2
+
+
+async def test_tenants_and_salts_find_nothing_of_each_other(reciter: Reciter) -> None:
+    backend = reciter.open()
+    asked = request("wxyz", max_tokens=1)
+    owners = [
+        replace(asked, tenant=tenant, cache_salt=salt)
+        for tenant, salt in itertools.product(["", "one", "two"], ["", "salt"])
+    ]
+    assert [await cached_tokens(backend, owner) for owner in owners] == [0] * 6
+    assert [await cached_tokens(backend, owner) for owner in owners] == [3] * 6
+
+
+async def test_sharing_joins_the_tenants_and_not_the_salts(reciter: Reciter) -> None:
+    backend = reciter.open_on(reciter.start(), sharing="shared")
+    one = replace(request("wxyz", max_tokens=1), tenant="one")
+    assert await cached_tokens(backend, one) == 0
+    assert await cached_tokens(backend, replace(one, tenant="two")) == 3
+    assert await cached_tokens(backend, replace(one, cache_salt="salt")) == 0
+    assert await cached_tokens(backend, replace(one, tenant="two", cache_salt="salt")) == 3
+
+
+def test_no_client_can_spell_another_tenant_s_salt() -> None:
+    """However tenant and salt run together."""
+    asked = request("x")
+    owners = [("a", "b"), ("ab", ""), ("", "ab"), ("", "1:ab"), ("1:a", "b"), ("1", ":ab")]
+    salts = {cache_salt(replace(asked, tenant=t, cache_salt=s), "tenant") for t, s in owners}
+    assert len(salts) == len(owners)

@@ -265,6 +265,31 @@ class Broken(EchoBackend):
         return await super().status()
 
 
+class Noting(EchoBackend):
+    """Keeps what it was asked."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.asked: list[GenerationRequest] = []
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        self.asked.append(request)
+        async for event in super().generate(request):
+            yield event
+
+
+async def test_a_backend_is_told_whose_a_request_is_whatever_the_client_says(
+    tmp_path: Path,
+) -> None:
+    """By an id that is never used again, as a name may be."""
+    first = Noting("first")
+    async with gateway_over(tmp_path, {"first": first, "second": echo("second")}) as gateway:
+        (tenant,) = await gateway.services.directory.tenants()
+        await gateway.call(CHAT, chat(tenant="another", cache_salt="mine"))
+        (asked,) = first.asked
+        assert (asked.tenant, asked.cache_salt) == (tenant.tenant_id, "mine")
+
+
 async def test_every_request_ends_its_span_once(tmp_path: Path) -> None:
     """O-SPAN-ABANDON: read to the end, left early, refused, failed midway, and broken by a bug."""
     backends = {

@@ -24,6 +24,7 @@ def make_engine(
     max_num_batched_tokens: int = 16,
     max_waiting: int = 8,
     clock: Callable[[], float] = lambda: 0.0,
+    prefix_caching: bool = True,
 ) -> Engine:
     return Engine(
         runner,
@@ -35,6 +36,7 @@ def make_engine(
         max_num_batched_tokens=max_num_batched_tokens,
         max_waiting=max_waiting,
         clock=clock,
+        prefix_caching=prefix_caching,
     )
 
 
@@ -48,6 +50,7 @@ def make_request(
     eos: tuple[int, ...] = (),
     stop: tuple[int, ...] = (),
     ignore_eos: bool = False,
+    cache_salt: str = "",
 ) -> EngineRequest:
     """A greedy request without stops unless told; an int makes a prompt of so many tokens."""
     return EngineRequest(
@@ -61,6 +64,7 @@ def make_request(
             stop_token_ids=stop,
             ignore_eos=ignore_eos,
         ),
+        cache_salt=cache_salt,
     )
 
 
@@ -80,6 +84,7 @@ class Transcript:
         self.tokens: dict[str, list[int]] = {}
         self.reasons: dict[str, FinishReason] = {}
         self.errors: dict[str, str] = {}
+        self.cached_tokens: dict[str, int] = {}
 
     def record(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
@@ -87,6 +92,9 @@ class Transcript:
             assert output.request_id not in self.errors
             if output.token is not None:
                 self.tokens.setdefault(output.request_id, []).append(output.token.token_id)
+            if output.cached_tokens is not None:
+                assert output.request_id not in self.cached_tokens
+                self.cached_tokens[output.request_id] = output.cached_tokens
             if output.finish_reason is not None:
                 self.reasons[output.request_id] = output.finish_reason
             if output.error is not None:

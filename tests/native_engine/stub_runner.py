@@ -1,7 +1,9 @@
 """A runner without a model: its KV cache holds token ids, and it checks every one it reads.
 
 The next token is a hash of the whole context as read back through the block table, so a wrong
-block, position, order or a block lost too early changes the output or fails an assertion.
+block, position, order or a block lost too early changes the output or fails an assertion. A slot
+also holds a digest of all tokens up to its own, as a real one does in effect: a block read behind
+another beginning than it was computed behind fails, though its tokens be right.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 
 from native_engine.types import (
+    EngineRequest,
     FinishReason,
     SampledToken,
     SamplingParams,
@@ -17,7 +20,7 @@ from native_engine.types import (
     StepBatch,
 )
 
-Slot = tuple[str, int, int]  # request id, position, token id
+Slot = tuple[int, str]  # token id, digest of the salt and of all tokens up to this one
 
 
 def next_token(context: Sequence[int], sampling: SamplingParams, vocab_size: int) -> int:
@@ -59,6 +62,7 @@ class StubRunner:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.batches: list[StepBatch] = []
+        self.requests: dict[str, EngineRequest] = {}  # those whose prompt and salt are checked too
         self.on_execute: Callable[[StepBatch], None] = lambda batch: None
         self._kv: list[Slot | None] = [None] * (num_blocks * block_size)
 
@@ -74,14 +78,11 @@ class StubRunner:
         self.batches.append(batch)
         for share in batch.sequences:
             assert share.token_ids, f"{share.request_id} has nothing to compute"
-            if share.start == 0:
-                self._forget(share.request_id)
-            for position, token_id in enumerate(share.token_ids, share.start):
-                self._kv[self._slot(share, position)] = (share.request_id, position, token_id)
+            self._write(share)
         self.on_execute(batch)
         return [
-            SampledToken(token_id=next_token(self._context(share), share.sampling, self.vocab_size))
-            for share in batch.sequences
+            SampledToken(token_id=next_token(context, share.sampling, self.vocab_size))
+            for context, share in ((self._whole_context(share), share) for share in batch.sequences)
             if share.sample
         ]
 
@@ -91,19 +92,40 @@ class StubRunner:
             start = block * self.block_size
             self._kv[start : start + self.block_size] = [None] * self.block_size
 
+    def wipe(self, batch: StepBatch) -> None:
+        """Undo what a batch wrote, as if the step had failed before it got there."""
+        for share in batch.sequences:
+            for position in range(share.start, share.start + len(share.token_ids)):
+                self._kv[self._slot(share, position)] = None
+
+    def _write(self, share: ScheduledSequence) -> None:
+        context = self._context(share, share.start)
+        for position, token_id in enumerate(share.token_ids, share.start):
+            context.append(token_id)
+            self._kv[self._slot(share, position)] = (token_id, self._digest(share, context))
+
     def _slot(self, share: ScheduledSequence, position: int) -> int:
         block = share.block_table[position // self.block_size]
         return block * self.block_size + position % self.block_size
 
-    def _context(self, share: ScheduledSequence) -> list[int]:
+    def _context(self, share: ScheduledSequence, length: int) -> list[int]:
+        """The first `length` tokens as the blocks have them."""
         context: list[int] = []
-        for position in range(share.start + len(share.token_ids)):
+        for position in range(length):
             slot = self._kv[self._slot(share, position)]
             assert slot is not None, f"{share.request_id} reads a freed slot at {position}"
-            assert slot[:2] == (share.request_id, position), f"{share} reads {slot} at {position}"
-            context.append(slot[2])
+            context.append(slot[0])
+            assert slot[1] == self._digest(share, context), f"{share} reads {slot} at {position}"
+        request = self.requests.get(share.request_id)
+        if request is not None:
+            prompt = request.prompt_token_ids[:length]
+            assert tuple(context[: len(prompt)]) == prompt, f"{share} reads another's prompt"
         return context
 
-    def _forget(self, request_id: str) -> None:
-        """A sequence that starts over must compute all of it again."""
-        self._kv = [slot if slot and slot[0] != request_id else None for slot in self._kv]
+    def _whole_context(self, share: ScheduledSequence) -> list[int]:
+        return self._context(share, share.start + len(share.token_ids))
+
+    def _digest(self, share: ScheduledSequence, context: Sequence[int]) -> str:
+        request = self.requests.get(share.request_id)
+        salt = request.cache_salt if request is not None else ""
+        return hashlib.blake2b(repr((salt, tuple(context))).encode(), digest_size=8).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import settings, strategies as st
@@ -20,7 +21,17 @@ from native_engine.types import EngineRequest, FinishReason, SamplingParams, Ste
 from tests.native_engine.stub_runner import StubRunner, continuation
 
 VOCAB_SIZE = 12  # small: eos and stop ids do come up
-PROMPTS = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=14).map(tuple)
+STEMS = tuple(tuple(random.Random(i).choices(range(VOCAB_SIZE), k=14)) for i in range(2))
+PROMPTS = st.one_of(  # many begin alike
+    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=14).map(tuple),
+    st.builds(
+        lambda stem, length, tail: (*stem[:length], *tail),
+        st.sampled_from(STEMS),
+        st.integers(1, 14),
+        st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=2),
+    ),
+)
+SALTS = st.sampled_from(["", "", "other"])
 SAMPLING = st.builds(
     SamplingParams,
     max_tokens=st.integers(1, 25),
@@ -42,6 +53,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         spare_budget=st.integers(0, 12),
         max_waiting=st.integers(0, 4),
+        prefix_caching=st.sampled_from([True, True, False]),
     )
     def start(
         self,
@@ -51,6 +63,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs: int,
         spare_budget: int,
         max_waiting: int,
+        prefix_caching: bool,
     ) -> None:
         self.runner = StubRunner(
             num_blocks=num_blocks,
@@ -71,6 +84,7 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_batched_tokens=self.budget,
             max_waiting=max_waiting,
             clock=lambda: 0.0,
+            prefix_caching=prefix_caching,
         )
         self.capacity = max_num_seqs + max_waiting
         self.ids = map(str, itertools.count())
@@ -79,10 +93,10 @@ class EngineMachine(RuleBasedStateMachine):
         self.yielded: dict[str, list[int]] = {}
         self.failed_in_a_row = 0
 
-    @rule(requests=st.lists(st.tuples(PROMPTS, SAMPLING), min_size=1, max_size=4))
-    def add(self, requests: list[tuple[tuple[int, ...], SamplingParams]]) -> None:
-        for prompt, sampling in requests:
-            self.add_one(prompt, sampling)
+    @rule(requests=st.lists(st.tuples(PROMPTS, SAMPLING, SALTS), min_size=1, max_size=4))
+    def add(self, requests: list[tuple[tuple[int, ...], SamplingParams, str]]) -> None:
+        for prompt, sampling, salt in requests:
+            self.add_one(prompt, sampling, salt)
 
     @precondition(lambda self: self.live)
     @rule(which=st.integers(0, 8), during_a_step=st.booleans())
@@ -106,6 +120,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def fail(self) -> None:
         def explode(batch: StepBatch) -> None:
+            self.runner.wipe(batch)  # what a failed step wrote is worth nothing
             raise RuntimeError("injected")
 
         self.runner.on_execute = explode
@@ -121,12 +136,20 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self) -> None:
         self.engine.check_invariants()
+        self.salts_share_nothing()
         stats = self.engine.stats()
         assert stats.num_running <= self.max_num_seqs
         assert stats.num_running + stats.num_waiting == len(self.live)
         assert self.engine.has_work == bool(self.live)
         if not self.live:
             assert stats.num_free_blocks == stats.num_blocks
+
+    def salts_share_nothing(self) -> None:
+        salts: dict[int, str] = {}
+        for sequence in self.engine._scheduler.running:
+            salt = self.runner.requests[sequence.request_id].cache_salt
+            for block in sequence.block_table:
+                assert salts.setdefault(block, salt) == salt
 
     def teardown(self) -> None:
         """Whatever is left ends within a bound: no request waits for ever."""
@@ -144,9 +167,11 @@ class EngineMachine(RuleBasedStateMachine):
             assert steps <= bound
         assert not self.live
 
-    def add_one(self, prompt: tuple[int, ...], sampling: SamplingParams) -> None:
+    def add_one(self, prompt: tuple[int, ...], sampling: SamplingParams, salt: str) -> None:
         request_id = next(self.ids)
-        request = EngineRequest(request_id=request_id, prompt_token_ids=prompt, sampling=sampling)
+        request = EngineRequest(
+            request_id=request_id, prompt_token_ids=prompt, sampling=sampling, cache_salt=salt
+        )
         if len(prompt) + 1 > self.max_num_tokens:
             with pytest.raises(RequestTooLong):
                 self.engine.add(request)
@@ -155,6 +180,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self.engine.add(request)
         else:
             self.engine.add(request)
+            self.runner.requests[request_id] = request
             self.live[request_id] = continuation(
                 prompt, sampling, vocab_size=VOCAB_SIZE, max_num_tokens=self.max_num_tokens
             )
@@ -177,13 +203,20 @@ class EngineMachine(RuleBasedStateMachine):
             yielded.append(output.token.token_id)
             assert yielded == tokens[: len(yielded)]
             assert (output.queue_s is not None) == (len(yielded) == 1)
+            if len(yielded) == 1:
+                assert output.cached_tokens is not None
+                assert 0 <= output.cached_tokens < self.prompts[output.request_id]
+            else:
+                assert output.cached_tokens is None
             assert output.finish_reason == (reason if yielded == tokens else None)
             if output.finish_reason is not None:
                 del self.live[output.request_id]
 
     def poison_free_blocks(self) -> None:
+        """All but the cached: what nobody holds and nobody can find must not be read."""
         held = {block for s in self.engine._scheduler.running for block in s.block_table}
-        self.runner.poison(set(range(self.runner.num_blocks)) - held)
+        cached = set(self.engine._scheduler._block_manager._blocks.values())
+        self.runner.poison(set(range(self.runner.num_blocks)) - held - cached)
 
 
 EngineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

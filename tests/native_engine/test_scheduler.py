@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from native_engine.block_manager import BlockManager
+from native_engine.prefix_hash import root_hash
 from native_engine.scheduler import ScheduledStep, Scheduler
 from native_engine.sequence import Sequence, SequenceStatus
 from native_engine.types import SamplingParams
@@ -34,6 +35,7 @@ class Bench:
             token_ids=[1] * num_prompt_tokens,
             num_prompt_tokens=num_prompt_tokens,
             max_num_tokens=1000,
+            prefix_hashes=[root_hash("model", request_id)],  # nobody shares
         )
         self._arrivals += 1
         self.scheduler.add(sequence)

@@ -88,6 +88,7 @@ def test_reads_every_field_the_engine_can_follow() -> None:
         logprobs=True,
         top_logprobs=3,
         stream=True,
+        cache_salt="s",
     )
     assert made.sampling == SamplingParams(
         temperature=0,
@@ -101,6 +102,7 @@ def test_reads_every_field_the_engine_can_follow() -> None:
         top_logprobs=3,
     )
     assert (made.n, made.stop, made.include_stop_str, made.stream) == (2, ("a", "b"), True, True)
+    assert (made.cache_salt, made.extra) == ("s", {})
     assert made.max_tokens == UNLIMITED_TOKENS
 
 

@@ -87,6 +87,12 @@ def test_a_prompt_has_four_forms(prompt: object, prompts: tuple[Prompt, ...]) ->
     assert request(prompt=prompt).prompts == prompts
 
 
+def test_a_cache_salt_is_passed_on() -> None:
+    made = request(cache_salt="s")
+    assert (made.cache_salt, made.extra) == ("s", {})
+    assert request().cache_salt == ""
+
+
 def test_special_tokens_can_be_left_off() -> None:
     made = request(add_special_tokens=False)
     assert made.prompts == (TextPrompt(text="hi", add_special_tokens=False),)

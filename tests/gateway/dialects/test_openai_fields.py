@@ -32,3 +32,12 @@ def test_as_many_choices_as_allowed_and_no_more() -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_fan_out(2, 65)
     assert caught.value.param == "n"
+
+
+def test_a_cache_salt_is_1_to_1024_characters() -> None:
+    assert validate(GenerationFields, {"cache_salt": "s" * 1024}).cache_salt == "s" * 1024
+    assert validate(GenerationFields, {"cache_salt": None}).cache_salt is None
+    for wrong in ("", "s" * 1025, 7):
+        with pytest.raises(InvalidRequest) as caught:
+            validate(GenerationFields, {"cache_salt": wrong})
+        assert caught.value.param == "cache_salt"

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from backends.base import BackendState, BackendStatus
+from gateway.telemetry.metrics import Metrics
+
+
+def test_shows_an_engine_s_cache_and_counts_cached_blocks_as_free() -> None:
+    status = BackendStatus(
+        state=BackendState.READY,
+        kv_blocks_total=10,
+        kv_blocks_free=10,
+        prefix_cache_queries=60,
+        prefix_cache_hits=28,
+    )
+    lines = Metrics().render({"m": status}, 0).decode().splitlines()
+    assert 'vllm:prefix_cache_queries_total{model_name="m"} 60.0' in lines
+    assert 'vllm:prefix_cache_hits_total{model_name="m"} 28.0' in lines
+    assert 'vllm:kv_cache_usage_perc{model_name="m"} 0.0' in lines
