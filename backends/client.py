@@ -43,6 +43,7 @@ from native_engine.types import EngineInfo, EngineRequest, EngineStats
 logger = logging.getLogger(__name__)
 
 RECONNECT_MS = 50  # a refused connect to a Unix socket costs 20 us
+LAST_WORDS_S = 0.02  # what it said last may still be on its way to us when its end is noticed
 LINGER_MS = 200  # for the last aborts to leave
 
 
@@ -213,6 +214,7 @@ class EngineClient:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._send(Hello())
             else:
+                await asyncio.sleep(LAST_WORDS_S)
                 self._lose("the engine process has ended")
 
     def _handle(self, frame: bytes) -> None:
