@@ -72,11 +72,11 @@ def _load_layer(config: ModelConfig, weights: Weights, index: int) -> Layer:
         output=reader.linear(
             {"self_attn.o_proj": hidden}, config.query_size, has_bias=config.output_bias
         ),
-        attended_norm=reader.norm(post, hidden) if config.branch_norms else None,
-        mlp_norm=reader.norm(before_mlp if config.branch_norms else post, hidden),
+        attention_output_norm=reader.norm(post, hidden) if config.branch_norms else None,
+        mlp_input_norm=reader.norm(before_mlp if config.branch_norms else post, hidden),
         gate_up=reader.linear(gate_up, hidden, has_bias=config.mlp_bias),
         down=reader.linear({"mlp.down_proj": hidden}, intermediate, has_bias=config.mlp_bias),
-        activated_norm=(
+        mlp_output_norm=(
             reader.norm("post_feedforward_layernorm", hidden) if config.branch_norms else None
         ),
     )

@@ -85,7 +85,7 @@ def _state(decoder: Decoder) -> dict[str, Tensor]:
     for index, layer in enumerate(decoder.layers):
         own = {
             "input_layernorm.weight": layer.input_norm,
-            "post_attention_layernorm.weight": layer.mlp_norm,
+            "post_attention_layernorm.weight": layer.mlp_input_norm,
             **_split(layer.qkv, query_key_value),
             **_split(layer.output, {"self_attn.o_proj": config.hidden_size}),
             **_split(layer.gate_up, gate_up),
