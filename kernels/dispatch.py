@@ -1,4 +1,5 @@
-"""Which implementation of an op runs: Triton for CUDA tensors, the CPU one for CPU tensors.
+"""Which implementation of an op runs: Triton for CUDA tensors; for CPU tensors the one in C, or
+torch's operators where there is no C compiler.
 
 The choice is made once per op and device type, logged, and kept for whoever reports what runs
 (`chosen_implementations`). Tests pin another one with `forced`. Knows no op by name; imports
@@ -15,10 +16,12 @@ from typing import Generic, Literal, ParamSpec, TypeVar
 
 import torch
 
+from kernels.cpu.library import library
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Implementation = Literal["reference", "cpu", "triton"]
+Implementation = Literal["reference", "cpu", "c", "triton"]
 
 _logger = logging.getLogger(__name__)
 _forced: ContextVar[Implementation | None] = ContextVar("forced_implementation", default=None)
@@ -36,7 +39,9 @@ class Op(Generic[P, R]):
         reference: Callable[P, R],
         cpu: Callable[P, R],
         triton: Callable[P, R],
+        c: Callable[P, R] | None = None,
     ) -> None:
+        """`cpu` is torch's operators, and what `c` itself falls back to for other dtypes."""
         self.name = name
         self._chosen = _chosen.setdefault(name, {})
         self._implementations: dict[Implementation, Callable[P, R]] = {
@@ -44,6 +49,8 @@ class Op(Generic[P, R]):
             "cpu": cpu,
             "triton": triton,
         }
+        if c is not None:
+            self._implementations["c"] = c
 
     def on(self, device: torch.device) -> Callable[P, R]:
         """The implementation for tensors on `device`.
@@ -61,7 +68,10 @@ class Op(Generic[P, R]):
             raise NotImplementedError(
                 f"{self.name} runs on {' and '.join(_BY_DEVICE_TYPE)}, not on {device_type!r}"
             )
-        chosen = self._chosen[device_type] = _BY_DEVICE_TYPE[device_type]
+        chosen = _BY_DEVICE_TYPE[device_type]
+        if chosen == "cpu" and "c" in self._implementations and library() is not None:
+            chosen = "c"
+        self._chosen[device_type] = chosen
         _logger.info("%s on %s: %s", self.name, device_type, chosen)
         return chosen
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.paged_attention import paged_attention_cpu
+from kernels.cpu.paged_attention_c import paged_attention_c, takes
 from kernels.dispatch import Op
 from kernels.triton_support import LazyKernel, interpreted, next_power_of_2, require
 
@@ -269,10 +270,34 @@ def _paged_attention_cpu(
     )
 
 
+def _paged_attention_c(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    window: int = 0,
+) -> Tensor:
+    if not takes(query, key_cache, value_cache):
+        return _paged_attention_cpu(query, key_cache, value_cache, metadata, scale, window)
+    return paged_attention_c(
+        query,
+        key_cache,
+        value_cache,
+        metadata.block_tables,
+        metadata.cu_seqlens_q,
+        metadata.context_lens,
+        num_rows=sum(metadata.query_lens),
+        scale=scale,
+        window=window,
+    )
+
+
 _op = Op(
     "paged_attention",
     reference=paged_attention_reference,
     cpu=_paged_attention_cpu,
+    c=_paged_attention_c,
     triton=paged_attention_triton,
 )
 

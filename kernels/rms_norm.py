@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.cpu.rms_norm import rms_norm_cpu
+from kernels.cpu.rms_norm import rms_norm_c, rms_norm_cpu
 from kernels.dispatch import Op
 from kernels.triton_support import LazyKernel, next_power_of_2, require
 
@@ -57,7 +57,13 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-_op = Op("rms_norm", reference=rms_norm_reference, cpu=rms_norm_cpu, triton=rms_norm_triton)
+_op = Op(
+    "rms_norm",
+    reference=rms_norm_reference,
+    cpu=rms_norm_cpu,
+    c=rms_norm_c,
+    triton=rms_norm_triton,
+)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

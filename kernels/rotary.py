@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.cpu.rotary import apply_rotary_cpu
+from kernels.cpu.rotary import apply_rotary_c, apply_rotary_cpu
 from kernels.dispatch import Op
 from kernels.triton_support import LazyKernel, next_power_of_2, require
 
@@ -87,6 +87,7 @@ _op = Op(
     "apply_rotary",
     reference=apply_rotary_reference,
     cpu=apply_rotary_cpu,
+    c=apply_rotary_c,
     triton=apply_rotary_triton,
 )
 

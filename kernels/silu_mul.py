@@ -1,9 +1,9 @@
 """The gated activation of SwiGLU: `silu(gate) * up`, where `silu(g) = g / (1 + exp(-g))`.
 
-The CPU runs the reference, and must not run `torch.nn.functional.silu`: where that cuts a tensor
-between threads its exponentials differ in the last bit, so a row's result would depend on how many
-others there are (seen with 3 threads from 32 rows of 8192, with 2 from 33 rows of 1000). Those of
-`torch.exp` do not (compared for 8 widths, up to 300 rows and 7 threads).
+Without the C kernels the CPU runs the reference. It must not run `torch.nn.functional.silu`: where
+that cuts a tensor between threads its exponentials differ in the last bit, so a row's result would
+depend on how many others there are (seen with 3 threads from 32 rows of 8192, with 2 from 33 rows
+of 1000). Those of `torch.exp` do not (compared for 8 widths, up to 300 rows and 7 threads).
 
 Source: Shazeer, "GLU Variants Improve Transformer", 2020.
 """
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernels.cpu.library import are_rows
+from kernels.cpu.silu_mul import silu_mul_c
 from kernels.dispatch import Op
 from kernels.triton_support import LazyKernel, require
 
@@ -61,7 +63,17 @@ def silu_mul_triton(gate_up: Tensor) -> Tensor:
     return out
 
 
-_op = Op("silu_mul", reference=silu_mul_reference, cpu=silu_mul_reference, triton=silu_mul_triton)
+def _silu_mul_c(gate_up: Tensor) -> Tensor:
+    return silu_mul_c(gate_up) if are_rows(gate_up) else silu_mul_reference(gate_up)
+
+
+_op = Op(
+    "silu_mul",
+    reference=silu_mul_reference,
+    cpu=silu_mul_reference,
+    c=_silu_mul_c,
+    triton=silu_mul_triton,
+)
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

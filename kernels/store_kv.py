@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from kernels.cpu.library import are_rows
+from kernels.cpu.store_kv import store_kv_c
 from kernels.dispatch import Op
 from kernels.triton_support import LazyKernel, next_power_of_2, require
 
@@ -75,7 +77,27 @@ def store_kv_triton(
         )  # fmt: skip
 
 
-_op = Op("store_kv", reference=store_kv_reference, cpu=store_kv_reference, triton=store_kv_triton)
+def _store_kv_c(
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    taken = (
+        are_rows(key, value, key_cache, value_cache)
+        and key.stride(1) == value.stride(1) == key.shape[2]
+        and key_cache.is_contiguous()
+        and value_cache.is_contiguous()
+        and slot_mapping.is_contiguous()
+    )
+    store = store_kv_c if taken else store_kv_reference
+    store(key, value, key_cache, value_cache, slot_mapping)
+
+
+_op = Op(
+    "store_kv",
+    reference=store_kv_reference,
+    cpu=store_kv_reference,
+    c=_store_kv_c,
+    triton=store_kv_triton,
+)
 
 
 def store_kv(

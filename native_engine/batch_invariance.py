@@ -3,8 +3,9 @@
 A library picks its algorithm by the number of rows, and two algorithms may round differently; where
 they change over depends on the library, the processor, the threads and the shape. So it is measured
 at start, on the model's own matrices: padded to how many rows at least, and in tiles of how many
-rows at most, is a row's product always the same? The problem: He et al., "Defeating nondeterminism
-in LLM inference", 2025.
+rows at most, is a row's product always the same? Packed matrices have a product of ours, which has
+the property by construction. The problem: He et al., "Defeating nondeterminism in LLM inference",
+2025.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from kernels.cpu.linear import PackedMatrix, linear_c
 
 PADDINGS = (1, 2, 4, 8, 16)
 TILES = (64, 32, 16)  # tried after no tiling at all
@@ -33,8 +36,10 @@ class InvariantProduct:
         """The next multiple of `padding`."""
         return -(-num_rows // self.padding) * self.padding
 
-    def __call__(self, x: Tensor, matrix: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, matrix: Tensor | PackedMatrix) -> Tensor:
         """`[num_rows, in_features]` by `[in_features, out_features]`."""
+        if isinstance(matrix, PackedMatrix):
+            return linear_c(x, matrix)
         tile = self.max_rows.get(matrix.shape)
         if tile is None or x.shape[0] <= tile:
             return torch.mm(x, matrix)

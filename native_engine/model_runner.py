@@ -4,8 +4,9 @@ Turns a `StepBatch` into tensors, runs the decoder, and samples the rows that ar
 of a sequence but what lies in the KV blocks it is told to use. Not thread-safe. Knows nothing of
 scheduling, and trusts the batch it is given.
 
-The rows of every product are padded, as `batch_invariance` found necessary, so that a sequence's
-tokens do not depend on what else is in the step.
+Products are ours where there is a C compiler; elsewhere their rows are padded, as
+`batch_invariance` found necessary. Either way a sequence's tokens do not depend on what else is in
+the step.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.cpu.library import library
 from kernels.paged_attention import AttentionMetadata
 from native_engine.batch_invariance import InvariantProduct, find_invariant_product
 from native_engine.config import EngineConfig
@@ -229,6 +231,12 @@ def _max_model_len(config: EngineConfig, model: Decoder) -> int:
 def _product(config: EngineConfig, model: Decoder) -> InvariantProduct:
     if model.device.type != "cpu":
         return InvariantProduct()  # not measured there
+    if model.dtype == torch.float32 and library() is not None:
+        model.pack_matrices()
+        return InvariantProduct(is_invariant=True)
     of_layer, head = model.matrices
     probed = [(matrix, config.max_num_batched_tokens) for matrix in of_layer]
-    return find_invariant_product([*probed, (head, config.max_num_seqs)])
+    probed.append((head, config.max_num_seqs))
+    return find_invariant_product(
+        [(matrix, rows) for matrix, rows in probed if isinstance(matrix, torch.Tensor)]
+    )

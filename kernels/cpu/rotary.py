@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from kernels.cpu.library import are_rows, loaded_library
+
 
 def apply_rotary_cpu(
     query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, positions: Tensor
@@ -23,3 +25,17 @@ def apply_rotary_cpu(
         turned = (first * cos_rows).sub_(second * sin_rows)
         second.copy_((second * cos_rows).add_(first * sin_rows))
         first.copy_(turned)
+
+
+def apply_rotary_c(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> None:
+    """The same in C; what is not float32 goes to torch."""
+    if not (are_rows(query, key, cos, sin) and positions.is_contiguous()):
+        apply_rotary_cpu(query, key, cos, sin, positions)
+        return
+    turn = loaded_library().turnout_rotary
+    for heads in (query, key):
+        num_tokens, num_heads = heads.shape[:2]
+        turn(
+            heads.data_ptr(), cos.data_ptr(), sin.data_ptr(), positions.data_ptr(), num_tokens,
+            num_heads, cos.shape[1], heads.stride(0), heads.stride(1),
+        )  # fmt: skip

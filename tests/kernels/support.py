@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.dispatch import Implementation
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference", "cpu", "triton")
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference", "cpu", "c", "triton")
 
 every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 every_dtype = pytest.mark.parametrize(

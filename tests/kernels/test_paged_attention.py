@@ -10,7 +10,7 @@ from kernels.paged_attention import AttentionMetadata, paged_attention
 from tests.kernels.paged import Heads, dense_attention, make_sequence, run
 from tests.kernels.support import assert_near, every_dtype, every_implementation, normal
 
-invariant_implementations = pytest.mark.parametrize("implementation", ["cpu", "triton"])
+invariant_implementations = pytest.mark.parametrize("implementation", ["cpu", "c", "triton"])
 
 SHAPES = [
     Heads(num_heads=2, num_kv_heads=2, head_dim=64, block_size=16),
@@ -131,18 +131,19 @@ def test_a_prefill_in_chunks_equals_the_whole_bit_for_bit(
         assert torch.equal(output, whole[first:stop])
 
 
+@pytest.mark.parametrize("implementation", ["cpu", "c"])
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (9, 3), (8, 2)])
 def test_on_the_cpu_a_token_has_the_same_bits_however_it_was_computed(
-    head_dim: int, num_heads: int, num_kv_heads: int
+    implementation: Implementation, head_dim: int, num_heads: int, num_kv_heads: int
 ) -> None:
     """Whole, in chunks across the borders of blocks and tiles, and one by one as in decoding."""
     context_len = 530
     heads = Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
     sequence = make_sequence(heads, query_len=context_len, context_len=context_len)
-    whole, _ = run("cpu", heads, [sequence])
+    whole, _ = run(implementation, heads, [sequence])
     for first, stop in ((0, 1), (0, 100), (5, 8), (100, 300), (255, 256), (256, 257), (300, 530)):
-        output, _ = run("cpu", heads, [sequence.chunk(first, stop)], seed=first)
+        output, _ = run(implementation, heads, [sequence.chunk(first, stop)], seed=first)
         assert torch.equal(output, whole[first:stop])
 
 

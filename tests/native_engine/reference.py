@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from native_engine.models.decoder import Decoder, Linear
+from kernels.cpu.linear import PackedMatrix
+from native_engine.models.decoder import Decoder, Linear, Matrix
 
 
 def transformers_model(decoder: Decoder) -> LlamaForCausalLM:
@@ -71,11 +72,11 @@ def most_likely_after(
 def _state(decoder: Decoder) -> dict[str, Tensor]:
     config = decoder.config
     state = {
-        "model.embed_tokens.weight": decoder._embedding.t(),
+        "model.embed_tokens.weight": _rows(decoder._embedding),
         "model.norm.weight": decoder._final_norm,
     }
     if not config.tie_word_embeddings:
-        state["lm_head.weight"] = decoder._head.t()
+        state["lm_head.weight"] = _rows(decoder._head)
     query_key_value = {
         "self_attn.q_proj": config.query_size,
         "self_attn.k_proj": config.kv_size,
@@ -96,9 +97,14 @@ def _state(decoder: Decoder) -> dict[str, Tensor]:
 
 
 def _split(linear: Linear, sizes: dict[str, int]) -> dict[str, Tensor]:
-    parts = torch.split(linear.weight.t(), list(sizes.values()))
+    parts = torch.split(_rows(linear.weight), list(sizes.values()))
     state = {f"{name}.weight": part for name, part in zip(sizes, parts, strict=True)}
     if linear.bias is not None:
         biases = torch.split(linear.bias, list(sizes.values()))
         state |= {f"{name}.bias": bias for name, bias in zip(sizes, biases, strict=True)}
     return state
+
+
+def _rows(matrix: Matrix) -> Tensor:
+    """As files hold it: `[out_features, in_features]`."""
+    return (matrix.unpack() if isinstance(matrix, PackedMatrix) else matrix).t()
