@@ -1,6 +1,7 @@
-"""How much faster each op's own implementation is than its reference, on this machine.
+"""How fast each op's implementations are on this machine: on a CPU C, torch's operators and the
+reference; on a GPU Triton and the reference. At last the products of a layer and the head.
 
-Runs of the two alternate, so that a busy machine slows both alike; the best of each counts.
+Runs alternate, so that a busy machine slows all alike; the best of each counts.
 
     python -m benchmarks.bench_kernels --threads 1 --dtype float32
 """
@@ -9,10 +10,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 
+from kernels.cpu.library import library
+from kernels.cpu.linear import linear_c, pack
 from kernels.dispatch import Implementation, forced
 from kernels.paged_attention import AttentionMetadata, paged_attention
 from kernels.rms_norm import rms_norm
@@ -27,6 +31,14 @@ STEPS = {  # name -> (number of sequences, query length, context length)
     "decode 1 at 1000": (1, 1, 1000),
     "decode 32 at 256": (32, 1, 256),
     "prefill 128 at 1000": (1, 128, 1000),
+}
+
+PRODUCTS = {  # name -> (in_features, out_features)
+    "qkv": (HIDDEN, 960),
+    "output": (HIDDEN, HIDDEN),
+    "gate_up": (HIDDEN, 2 * INTERMEDIATE),
+    "down": (INTERMEDIATE, HIDDEN),
+    "head": (HIDDEN, 49152),
 }
 
 Case = tuple[str, Callable[[], object]]
@@ -67,20 +79,57 @@ def attention(name: str, dtype: torch.dtype, device: torch.device) -> Case:
 
 
 def best_us(
-    call: Callable[[], object], own: Implementation, rounds: int, device: torch.device
-) -> tuple[float, float]:
-    """Microseconds of the fastest run: of the device's own implementation, of the reference."""
-    best = {own: float("inf"), "reference": float("inf")}
-    for _ in range(rounds + 1):  # the first warms up what the second finds warm
-        for implementation in best:
-            with forced(implementation):
-                start = time.perf_counter()
-                call()
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                elapsed_us = (time.perf_counter() - start) * 1e6
-            best[implementation] = min(best[implementation], elapsed_us)
-    return best[own], best["reference"]
+    calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.device
+) -> dict[str, float]:
+    """Microseconds of the fastest run of each."""
+    best = dict.fromkeys(calls, float("inf"))
+    for _ in range(rounds + 1):  # the first warms up what the others find warm
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            best[name] = min(best[name], (time.perf_counter() - start) * 1e6)
+    return best
+
+
+def as_implementation(
+    implementation: Implementation, call: Callable[[], object]
+) -> Callable[[], object]:
+    """The call, that implementation forced."""
+
+    def run() -> object:
+        with forced(implementation):
+            return call()
+
+    return run
+
+
+def compare_ops(
+    cases: Iterable[Case], own: Sequence[Implementation], rounds: int, device: torch.device
+) -> None:
+    """One line per op: a column for each implementation, and the reference's."""
+    columns: list[Implementation] = [*own, "reference"]
+    print(f"{'op, us':22s}" + "".join(f"{column:>12s}" for column in columns))
+    for name, call in cases:
+        best = best_us({c: as_implementation(c, call) for c in columns}, rounds, device)
+        print(f"{name:22s}" + "".join(f"{best[column]:12.0f}" for column in columns))
+
+
+def compare_products(rounds: int, device: torch.device) -> None:
+    """Ours beside torch's, which for bits of its own would need rows in multiples of 4 as well."""
+    print(f"{'product, us':22s}{'c':>12s}{'torch.mm':>12s}")
+    for name, shape in PRODUCTS.items():
+        matrix = torch.randn(shape)
+        packed = pack(matrix)
+        for num_rows in (1, 2, 4, 8, 16, 32, 128):
+            x = torch.randn(num_rows, shape[0])
+            best = best_us(
+                {"c": partial(linear_c, x, packed), "torch": partial(torch.mm, x, matrix)},
+                rounds,
+                device,
+            )
+            print(f"{name} {num_rows}".ljust(22) + f"{best['c']:12.0f}{best['torch']:12.0f}")
 
 
 def main() -> None:
@@ -96,13 +145,13 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     dtype: torch.dtype = getattr(torch, options.dtype)
     device = torch.device(options.device)
-    own: Implementation = "cpu" if device.type == "cpu" else "triton"
+    has_c = device.type == "cpu" and dtype == torch.float32 and library() is not None
+    own: list[Implementation] = ["triton"] if device.type == "cuda" else ["cpu"]
     cases = [case for num_tokens in (1, 32, 128) for case in token_ops(num_tokens, dtype, device)]
     cases += [attention(name, dtype, device) for name in STEPS]
-    print(f"{'op':22s}{own:>10s}{'reference':>12s}{'ratio':>8s}   us, {options.threads} threads")
-    for name, call in cases:
-        own_us, reference_us = best_us(call, own, options.rounds, device)
-        print(f"{name:22s}{own_us:10.0f}{reference_us:12.0f}{reference_us / own_us:8.2f}")
+    compare_ops(cases, ["c", *own] if has_c else own, options.rounds, device)
+    if has_c:
+        compare_products(options.rounds, device)
 
 
 if __name__ == "__main__":

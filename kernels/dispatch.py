@@ -41,16 +41,18 @@ class Op(Generic[P, R]):
         triton: Callable[P, R],
         c: Callable[P, R] | None = None,
     ) -> None:
-        """`cpu` is torch's operators, and what `c` itself falls back to for other dtypes."""
+        """`cpu` is torch's operators, and what `c` itself falls back to for other dtypes. An op
+        without `c` has `cpu` in its place.
+        """
         self.name = name
+        self._has_c = c is not None
         self._chosen = _chosen.setdefault(name, {})
         self._implementations: dict[Implementation, Callable[P, R]] = {
             "reference": reference,
             "cpu": cpu,
             "triton": triton,
+            "c": c or cpu,
         }
-        if c is not None:
-            self._implementations["c"] = c
 
     def on(self, device: torch.device) -> Callable[P, R]:
         """The implementation for tensors on `device`.
@@ -69,7 +71,7 @@ class Op(Generic[P, R]):
                 f"{self.name} runs on {' and '.join(_BY_DEVICE_TYPE)}, not on {device_type!r}"
             )
         chosen = _BY_DEVICE_TYPE[device_type]
-        if chosen == "cpu" and "c" in self._implementations and library() is not None:
+        if chosen == "cpu" and self._has_c and library() is not None:
             chosen = "c"
         self._chosen[device_type] = chosen
         _logger.info("%s on %s: %s", self.name, device_type, chosen)

@@ -1,1 +1,3 @@
-"""CPU implementations of the ops whose reference is too slow. They know nothing of dispatch."""
+"""CPU implementations of the ops: in C, compiled at first use, and in torch's operators where that
+cannot be. They know nothing of dispatch.
+"""

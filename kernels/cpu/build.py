@@ -66,7 +66,7 @@ def build(sources: Sequence[Path], *, compiler: str, directory: Path) -> Path:
     try:
         library = directory / f"kernels-{_fingerprint(sources, compiler)}.so"
         if not library.exists():
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # its owner runs what is in it
             with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as workplace:
                 made = Path(workplace) / library.name
                 units = [str(source) for source in sources if source.suffix == ".c"]

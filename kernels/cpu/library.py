@@ -48,8 +48,8 @@ def load(environment: Mapping[str, str]) -> ctypes.CDLL | None:
         loaded = ctypes.CDLL(str(path))
     except (BuildError, OSError) as error:
         _logger.warning(
-            "the CPU computes with torch's operators, at about half the speed, because its own "
-            "kernels could not be built: %s",
+            "the CPU computes with torch's operators, at a half to a third of the speed, because "
+            "its own kernels could not be built: %s",
             error,
         )
         return None
