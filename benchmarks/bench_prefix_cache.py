@@ -7,8 +7,9 @@ machine slows both alike; the median counts.
 
     python -m benchmarks.bench_prefix_cache --model .turnout/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-On 2 shared cores a step of 31 decodes takes 127 us with the cache and 121 without, and one that
-admits 1,000 tokens beside them 321 and 183.
+On 2 shared cores the first token of SmolLM2-135M (float32, 1 thread) takes 3.61 s cold and 0.15 s
+warm: 0.040 of it. A step of 31 decodes takes 125 us with the cache and 120 without, and one that
+admits 1,000 tokens beside them 297 and 183.
 """
 
 from __future__ import annotations
