@@ -1,7 +1,7 @@
 /* The one matrix product: a few rows by a panel of a few vectors, the sums held in registers.
  *
- * Each sum runs over k = 0, 1, 2, ... in one chain of fused operations, starting from 0 or from what
- * `out` holds. So a result depends neither on how many rows are computed together, nor on how k is
+ * Each sum runs over k = 0, 1, 2, ... in one chain of fused operations, starting from 0 or from
+ * what `out` holds. So a result depends neither on how many rows are computed together, nor on how k is
  * cut into pieces, nor on the number of threads.
  */
 #ifndef TURNOUT_PRODUCT_H
