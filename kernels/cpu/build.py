@@ -29,7 +29,7 @@ FLAGS = (
     "-shared",
 )
 
-_COMPILERS = ("cc", "gcc", "clang")
+_COMPILERS = ("gcc", "cc", "clang")
 _COMPILE_TIMEOUT_S = 120.0  # it takes 2 s
 
 
@@ -45,7 +45,7 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
 
 
 def find_compiler(environment: Mapping[str, str]) -> str:
-    """`CC`, or the first of cc, gcc and clang on the path.
+    """`CC`, or the first of gcc, cc and clang on the path: gcc shares torch's pool of threads.
 
     Raises:
         BuildError: there is none.

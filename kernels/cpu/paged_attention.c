@@ -152,8 +152,8 @@ static void end(const struct task *t, const struct step *s, long sequence, long 
                 long first) {
     for (long row = 0; row < t->rows; row++) {
         long head = kv_head * s->group + (first + row) % s->group;
-        float *to = s->out + (token_of(s, sequence, first + row) * s->num_kv_heads * s->group + head)
-                             * s->head_dim;
+        long place = token_of(s, sequence, first + row) * s->num_kv_heads * s->group + head;
+        float *to = s->out + place * s->head_dim;
         for (long d = 0; d < s->head_dim; d++)
             to[d] = t->sums[row * t->padded_dim + d] / t->total[row];
     }

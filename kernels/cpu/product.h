@@ -1,8 +1,8 @@
 /* The one matrix product: a few rows by a panel of a few vectors, the sums held in registers.
  *
- * Each sum runs over k = 0, 1, 2, ... in one chain of fused operations, starting from 0 or from what
- * `out` holds. So a result depends neither on how many rows are computed together, nor on how k is
- * cut into pieces, nor on the number of threads.
+ * Each sum runs over k = 0, 1, 2, ... in one chain of fused operations, starting from 0 or from
+ * what `out` holds. So a result depends neither on how many rows are computed together, nor on how
+ * k is cut into pieces, nor on the number of threads.
  */
 #ifndef TURNOUT_PRODUCT_H
 #define TURNOUT_PRODUCT_H

@@ -67,7 +67,8 @@ void turnout_rotary(float *heads, const float *cos, const float *sin, const long
     }
 }
 
-/* Copies rows [num_heads, head_dim] to slots of cache [num_blocks, num_heads, block_size, head_dim]. */
+/* Copies rows [num_heads, head_dim] to slots of a cache [num_blocks, num_heads, block_size,
+ * head_dim]. */
 void turnout_store(float *cache, const float *from, const long *slots, long rows, long num_heads,
                    long head_dim, long row_stride, long block_size) {
     for (long row = 0; row < rows; row++) {

@@ -81,13 +81,14 @@ INLINE float greatest_lane(vec value) {
     float lane[LANES];
     memcpy(lane, &value, sizeof lane);
     for (int half = LANES / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
+        for (int i = 0; i < half; i++)
+            lane[i] = lane[i] > lane[i + half] ? lane[i] : lane[i + half];
     return lane[0];
 }
 
-/* e^x: 2^n times a Taylor polynomial of degree 7 on [-ln 2 / 2, ln 2 / 2]; off by at most 0.92 units
- * in the last place, 1.22 where nothing is fused (compared with float64 at 4 million points). 0 below -86, which is 4e-38;
- * e^88 above 88; NaN stays NaN. */
+/* e^x: 2^n times a Taylor polynomial of degree 7 on [-ln 2 / 2, ln 2 / 2]; off by at most 0.92
+ * units in the last place, 1.22 where nothing is fused (compared with float64 at 4 million points).
+ * 0 below -86, which is 4e-38; e^88 above 88; NaN stays NaN. */
 INLINE vec exponential(vec x) {
     const vec shift = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
     vec bounded = where(x > splat(88.0f), splat(88.0f), x);

@@ -87,7 +87,7 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(
 ) -> None:
     assert load({"PATH": str(tmp_path), "HOME": str(tmp_path)}) is None
     (record,) = caplog.records
-    assert "no C compiler (cc, gcc, clang) is on the path: install gcc" in record.getMessage()
+    assert "no C compiler (gcc, cc, clang) is on the path: install gcc" in record.getMessage()
 
 
 def test_a_cache_that_cannot_be_written_is_told_apart(tmp_path: Path) -> None:
