@@ -1,4 +1,4 @@
-"""What only the C kernel of attention can do so far: a sliding window."""
+"""The sliding window of the C kernel, against the reference."""
 
 from __future__ import annotations
 
