@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from native_engine.types import SamplingParams
+from native_engine.types import SamplingParams, TokenHistory
 
 
 class SequenceStatus(enum.Enum):
@@ -36,3 +36,10 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     num_preemptions: int = 0
     queue_s: float | None = None  # set when its first step has been computed
+    history: TokenHistory | None = None  # a view of `token_ids`, if `sampling` has rules
+
+    def __post_init__(self) -> None:
+        if self.sampling.rules is not None:
+            self.history = TokenHistory(
+                token_ids=self.token_ids, num_prompt_tokens=self.num_prompt_tokens
+            )

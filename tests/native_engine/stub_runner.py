@@ -78,6 +78,10 @@ class StubRunner:
                 self._forget(share.request_id)
             for position, token_id in enumerate(share.token_ids, share.start):
                 self._kv[self._slot(share, position)] = (share.request_id, position, token_id)
+        for share in batch.sequences:
+            if share.sample and share.sampling.rules is not None:
+                assert share.history is not None
+                assert list(share.history.token_ids) == self._context(share)
         self.on_execute(batch)
         return [
             SampledToken(token_id=next_token(self._context(share), share.sampling, self.vocab_size))
