@@ -10,7 +10,7 @@ import pytest
 from backends.base import Backend, BackendState, Tokenizing
 from backends.client import EngineClient
 from backends.errors import BackendRejected, PromptTooLong, StreamInterrupted
-from backends.local import LONG_PROMPT_CHARS, LocalBackend, child_seed
+from backends.local import LONG_PROMPT_CHARS, LocalBackend
 from backends.types import (
     UNLIMITED_TOKENS,
     ChatPrompt,
@@ -25,6 +25,7 @@ from backends.types import (
     Token,
     TokenPrompt,
     Usage,
+    child_seed,
 )
 from tests.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
 from tests.backends.conftest import CountingProcess, EngineProcesses
