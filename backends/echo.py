@@ -3,7 +3,8 @@
 The answer is the last message's (or the prompt's) own text, a token at a time. Its tokenizer splits
 before white space: "to be  or" is "to", " be", "  or"; a token id is the CRC-32 of the piece, and
 the end of the answer is the empty piece, a special token of id 0 that counts like any other. Chat
-messages count without a template. Delays and faults are options; logprobs are all 0.
+messages count without a template. Delays and faults are options; logprobs are all 0. Of the
+sampling params it heeds those that end an answer; with `min_tokens` it says a short one again.
 
 It needs no model, no process and none of the optional dependencies.
 """
@@ -234,15 +235,21 @@ class _Choice:
         self._sampling = request.sampling
         self._matcher = matcher
         self._left = max_tokens
+        self._num_unstoppable = self._sampling.min_tokens  # tokens to come that nothing may end
         pieces = split(text)
-        endless = self._sampling.ignore_eos and pieces
-        self._pieces: Iterator[str] = itertools.cycle(pieces) if endless else iter([*pieces, ""])
+        said: Iterator[str] = itertools.cycle(pieces)
+        if not self._sampling.ignore_eos:
+            num_said = max(len(pieces), self._sampling.min_tokens)
+            said = itertools.chain(itertools.islice(said, num_said), [""])
+        self._pieces = said
 
     def next_token(self) -> Token:
         piece = next(self._pieces, "")
         self._left -= 1
-        text, stop = self._matcher.push(piece)
-        reason = self._finish_reason(piece, stop)
+        may_stop = not self._num_unstoppable
+        self._num_unstoppable = max(self._num_unstoppable - 1, 0)
+        text, stop = self._matcher.push(piece, may_stop=may_stop)
+        reason = self._finish_reason(piece, stop, may_stop=may_stop)
         if reason is not None:
             self.is_done, self.reason = True, reason
             text += self._matcher.finish()
@@ -258,8 +265,11 @@ class _Choice:
             finish_reason=reason,
         )
 
-    def _finish_reason(self, piece: str, stop: str | None) -> FinishReason | None:
-        if stop is not None or _token_id(piece) in self._sampling.stop_token_ids:
+    def _finish_reason(
+        self, piece: str, stop: str | None, *, may_stop: bool
+    ) -> FinishReason | None:
+        stops_here = may_stop and _token_id(piece) in self._sampling.stop_token_ids
+        if stop is not None or stops_here:
             return FinishReason.STOP
         if not piece and not self._sampling.ignore_eos:
             return FinishReason.EOS

@@ -18,6 +18,7 @@ from backends.base import BackendStatus, EncodedToken
 from backends.client import EngineClient
 from backends.errors import BackendRejected, PromptTooLong
 from backends.messages import max_total_tokens
+from backends.sampling import check_token_ids, engine_sampling
 from backends.text.choice import ChoiceDecoder
 from backends.text.prompt_encoder import PromptEncoder
 from backends.text.stop import StopStrings
@@ -33,6 +34,7 @@ from backends.types import (
     TextPrompt,
     TokenPrompt,
     Usage,
+    child_seed,
 )
 from native_engine import types as engine
 
@@ -148,13 +150,7 @@ class LocalBackend:
         Raises:
             BackendRejected: they can never run, however long they wait.
         """
-        unknown = [one for one in request.sampling.stop_token_ids if one >= info.vocab_size]
-        if unknown:
-            raise BackendRejected(
-                f"stop token id {unknown[0]} is out of range: the vocabulary has "
-                f"{info.vocab_size} entries",
-                param="stop_token_ids",
-            )
+        check_token_ids(request.sampling, info.vocab_size)
         most = info.max_num_seqs + info.max_waiting
         if request.num_choices > most:
             raise BackendRejected(
@@ -164,34 +160,22 @@ class LocalBackend:
             )
         serial = next(self._serials)
         salt = cache_salt(request, self._sharing)
+        sampling = engine_sampling(request.sampling, self._tokenizer)
         return [
             engine.EngineRequest(
                 request_id=f"{request.request_id}-{serial}-{index}",
                 prompt_token_ids=prompts[index // request.n],
-                sampling=self._sampling(
-                    request, index, _max_tokens(request, len(prompts[index // request.n]), info)
+                sampling=replace(
+                    sampling,
+                    max_tokens=_max_tokens(request, len(prompts[index // request.n]), info),
+                    seed=child_seed(sampling.seed, index)
+                    if request.num_choices > 1
+                    else sampling.seed,
                 ),
                 cache_salt=salt,
             )
             for index in range(request.num_choices)
         ]
-
-    def _sampling(
-        self, request: GenerationRequest, index: int, max_tokens: int
-    ) -> engine.SamplingParams:
-        wanted = request.sampling
-        return engine.SamplingParams(
-            max_tokens=max_tokens,
-            temperature=wanted.temperature,
-            top_k=wanted.top_k,
-            top_p=wanted.top_p,
-            min_p=wanted.min_p,
-            seed=child_seed(wanted.seed, index) if request.num_choices > 1 else wanted.seed,
-            eos_token_ids=self._tokenizer.eos_token_ids,
-            stop_token_ids=wanted.stop_token_ids,
-            ignore_eos=wanted.ignore_eos,
-            num_logprobs=wanted.top_logprobs if wanted.logprobs else None,
-        )
 
     def _decoders(
         self, request: GenerationRequest, sequences: Sequence[engine.EngineRequest]
@@ -203,6 +187,7 @@ class LocalBackend:
                 index=index,
                 stops=stops,
                 include_stop_str=request.include_stop_str,
+                min_tokens=request.sampling.min_tokens,
             )
             for index, sequence in enumerate(sequences)
         }
@@ -212,19 +197,6 @@ def cache_salt(request: GenerationRequest, sharing: Sharing) -> str:
     """What the engine keeps apart. A client's own salt divides a tenant, and never joins two."""
     tenant = request.tenant if sharing == "tenant" else ""
     return f"{len(tenant)}:{tenant}{request.cache_salt}"  # the length keeps the two apart
-
-
-def child_seed(seed: int, index: int) -> int:
-    """The seed of choice `index` of several: `index` steps on in SplitMix64 from `seed`.
-
-    A choice alone keeps the seed itself. Source: Steele, Lea and Flood, Fast splittable
-    pseudorandom number generators, OOPSLA 2014.
-    """
-    mask = 2**64 - 1
-    mixed = (seed + (index + 1) * 0x9E3779B97F4A7C15) & mask
-    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
-    return mixed ^ (mixed >> 31)
 
 
 def _max_tokens(request: GenerationRequest, prompt_tokens: int, info: engine.EngineInfo) -> int:

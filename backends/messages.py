@@ -28,7 +28,7 @@ from native_engine.types import (
     SequenceOutput,
 )
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

@@ -79,6 +79,14 @@ class SamplingParams:
     top_k: int = 0  # 0 means off
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0  # over prompt and answer
+    frequency_penalty: float = 0.0  # over the answer
+    presence_penalty: float = 0.0  # over the answer
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added)
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    bad_words: tuple[str, ...] = ()  # none of these is generated, as it is or after a space
+    min_tokens: int = 0  # neither the model nor a stop of the client's ends so many tokens
     seed: int = 0  # 64 bits, never absent: the dialect draws one when the client gave none
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -91,6 +99,16 @@ class SamplingParams:
             (self.top_k >= 0, "top_k must be 0 (off) or at least 1"),
             (0.0 < self.top_p <= 1.0, "top_p must be in (0, 1]"),
             (0.0 <= self.min_p <= 1.0, "min_p must be in [0, 1]"),
+            (0.0 < self.typical_p <= 1.0, "typical_p must be in (0, 1]"),
+            (0.0 < self.repetition_penalty <= 100.0, "repetition_penalty must be in (0, 100]"),
+            (-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty must be in [-2, 2]"),
+            (-2.0 <= self.presence_penalty <= 2.0, "presence_penalty must be in [-2, 2]"),
+            (
+                all(-100.0 <= bias <= 100.0 for _, bias in self.logit_bias),
+                "logit_bias must be in [-100, 100]",
+            ),
+            ("" not in self.bad_words, "bad_words must not contain an empty string"),
+            (self.min_tokens >= 0, "min_tokens must be at least 0"),
             (0 <= self.seed < 2**64, "seed must fit 64 bits"),
             (0 <= self.top_logprobs <= 20, "top_logprobs must be in [0, 20]"),
             (self.logprobs or not self.top_logprobs, "top_logprobs needs logprobs"),
@@ -136,6 +154,8 @@ class GenerationRequest:
             raise ValueError("prompts must not be empty")
         if self.max_tokens < 1:
             raise ValueError("max_tokens must be at least 1")
+        if self.sampling.min_tokens > self.max_tokens:
+            raise ValueError("min_tokens must be at most max_tokens")
         if self.n < 1:
             raise ValueError("n must be at least 1")
         if "" in self.stop:
@@ -199,3 +219,16 @@ class Finished:
 
 
 Event = Token | Finished
+
+
+def child_seed(seed: int, index: int) -> int:
+    """The seed of choice `index` of several: `index` steps on in SplitMix64 from `seed`.
+
+    A choice alone keeps the seed itself. Source: Steele, Lea and Flood, Fast splittable
+    pseudorandom number generators, OOPSLA 2014.
+    """
+    mask = 2**64 - 1
+    mixed = (seed + (index + 1) * 0x9E3779B97F4A7C15) & mask
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
+    return mixed ^ (mixed >> 31)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import chain
 
 from native_engine.block_manager import BlockManager
 from native_engine.errors import (
@@ -27,6 +28,7 @@ from native_engine.types import (
     FinishReason,
     Runner,
     SampledToken,
+    SamplingParams,
     SequenceOutput,
     StepBatch,
 )
@@ -123,7 +125,7 @@ class Engine:
 
         Raises:
             RequestTooLong: prompt and one token exceed the context or the block pool.
-            InvalidTokenId: a prompt or stop id is outside the vocabulary.
+            InvalidTokenId: an id of the prompt or the sampling params is outside the vocabulary.
             DuplicateRequest: its id is waiting or running.
             QueueFull: `max_num_seqs + max_waiting` requests are here already.
             EngineError: the prompt is empty.
@@ -217,7 +219,7 @@ class Engine:
                 "shorten it, or give the engine more blocks"
             )
         _check_token_ids("prompt", prompt, info.vocab_size)
-        _check_token_ids("stop", request.sampling.stop_token_ids, info.vocab_size)
+        _check_sampling(request.sampling, info.vocab_size)
         if request.request_id in self._sequences:
             raise DuplicateRequest(f"request {request.request_id} is waiting or running already")
         if len(self._sequences) >= info.max_num_seqs + info.max_waiting:
@@ -283,6 +285,16 @@ def _finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:
     if len(sequence.token_ids) >= sequence.max_num_tokens:
         return FinishReason.LENGTH
     return None
+
+
+def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    """Raises InvalidTokenId. EOS ids are the model's own, not a client's."""
+    _check_token_ids("stop", sampling.stop_token_ids, vocab_size)
+    rules = sampling.rules
+    if rules is not None:
+        _check_token_ids("allowed", rules.allowed_token_ids, vocab_size)
+        _check_token_ids("biased", tuple(one for one, _ in rules.logit_bias), vocab_size)
+        _check_token_ids("banned", tuple(chain.from_iterable(rules.bad_words)), vocab_size)
 
 
 def _check_token_ids(what: str, token_ids: tuple[int, ...], vocab_size: int) -> None:

@@ -3,7 +3,7 @@
 EngineError
 ├─ ModelFileError       the model's files are missing, cut short or of an unknown kind
 ├─ RequestTooLong       can never fit the context or the KV blocks
-├─ InvalidTokenId       a prompt or stop id outside the vocabulary
+├─ InvalidTokenId       a token id of the request is outside the vocabulary
 ├─ DuplicateRequest     the id is already in use
 └─ QueueFull            too many are waiting
 """

@@ -128,7 +128,7 @@ class ModelRunner:
                 position = sequence.start + len(sequence.token_ids)
                 noise = uniform(sequence.sampling.seed, position)
                 last_rows.append(num_rows - 1)
-                sampled.append(SamplingRow(sequence.sampling, noise))
+                sampled.append(SamplingRow(sequence.sampling, noise, sequence.history))
         if not sampled:
             return []
         num_padding = self._product.padded(len(sampled)) - len(sampled)

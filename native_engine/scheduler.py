@@ -62,6 +62,7 @@ class ScheduledStep:
                 block_table=sequence.block_table,
                 sampling=sequence.sampling,
                 sample=sample,
+                history=sequence.history,
             )
         )
 

@@ -13,6 +13,19 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogitRules:
+    """What changes a sequence's logits before its temperature does. Most sequences have none."""
+
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # none of these may come about among the outputs
+    min_tokens: int = 0  # so many outputs come before one that could end the sequence
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added)
+    repetition_penalty: float = 1.0  # over prompt and outputs: divides what is above 0
+    frequency_penalty: float = 0.0  # over outputs: taken off once per occurrence
+    presence_penalty: float = 0.0  # over outputs: taken off once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How the next token is chosen and when to stop. All in token ids.
 
@@ -24,6 +37,7 @@ class SamplingParams:
     top_k: int = 0  # 0 means off
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     seed: int = 0  # 64 bits; the noise is a function of (seed, position), never of the batch
     eos_token_ids: tuple[int, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -31,6 +45,7 @@ class SamplingParams:
     num_logprobs: int | None = (
         None  # None: no logprobs; 0: of the sampled token; k: and of the k most likely
     )
+    rules: LogitRules | None = None  # None: the logits are sampled as they are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +163,22 @@ class SteppedEngine(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenHistory:
+    """All known tokens of a sequence: its prompt, then its outputs.
+
+    `token_ids` is the sequence's own list and grows between steps; read it within one only. What
+    rules count is counted from it anew each time, so a preemption has nothing to restore.
+    """
+
+    token_ids: Sequence[int]
+    num_prompt_tokens: int
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduledSequence:
     """One sequence's share of a step: the tokens at positions start ..
 
@@ -162,6 +193,7 @@ class ScheduledSequence:
     sample: (
         bool  # the last token's logits are sampled; false for a prefill chunk that is not the last
     )
+    history: TokenHistory | None = None  # set if `sampling` has rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,11 +31,14 @@ class ChoiceDecoder:
         index: int,
         stops: StopStrings = NO_STOPS,
         include_stop_str: bool = False,
+        min_tokens: int = 0,
     ) -> None:
+        """No stop string that is complete within the first `min_tokens` ends the choice."""
         self._tokenizer = tokenizer
         self._index = index
         self._stops = stops
         self._include_stop_str = include_stop_str
+        self._num_unstoppable = min_tokens  # tokens to come that no stop string may end
         self._detokenizer = Detokenizer(tokenizer)
         self._matcher = StopMatcher(stops, include_stop_str=include_stop_str)
 
@@ -46,10 +49,13 @@ class ChoiceDecoder:
         """
         token_id = sampled.token_id
         special = self._tokenizer.is_special(token_id)
-        text, stop = self._matcher.push(self._detokenizer.push(token_id))
-        special_stop = self._special_stop(token_id) if special else None
+        may_stop = not self._num_unstoppable
+        if not may_stop:
+            self._num_unstoppable -= 1
+        text, stop = self._matcher.push(self._detokenizer.push(token_id), may_stop=may_stop)
+        special_stop = self._special_stop(token_id) if special and may_stop else None
         if stop is None and (special_stop is not None or reason is not None):
-            tail, stop = self._flush(special_stop)
+            tail, stop = self._flush(special_stop, may_stop=may_stop)
             text += tail
         finish_reason = None
         if stop is not None:
@@ -70,13 +76,13 @@ class ChoiceDecoder:
         text = self._tokenizer.token_text(token_id)
         return text if text in self._stops.strings else None
 
-    def _flush(self, special_stop: str | None) -> tuple[str, str | None]:
+    def _flush(self, special_stop: str | None, *, may_stop: bool) -> tuple[str, str | None]:
         """(the rest of the text, the stop string that ends it).
 
         The rest goes through the matcher like all text before it, so a stop string that it
         completes comes before one that a special token spells.
         """
-        text, stop = self._matcher.push(self._detokenizer.finish())
+        text, stop = self._matcher.push(self._detokenizer.finish(), may_stop=may_stop)
         if stop is not None:
             return text, stop
         text += self._matcher.finish()

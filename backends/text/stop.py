@@ -72,10 +72,11 @@ class StopMatcher:
         self._state = 0
         self._held = ""  # the end of the text so far that may become a stop
 
-    def push(self, text: str) -> tuple[str, str | None]:
+    def push(self, text: str, *, may_stop: bool = True) -> tuple[str, str | None]:
         """(text that can be shown now, the stop string that ended it or None).
 
-        Text behind a match is dropped, and nothing may be pushed after one.
+        Text behind a match is dropped, and nothing may be pushed after one. Without `may_stop` a
+        stop that is complete is text like any other; one that has begun may still complete later.
         """
         if not self._stops.strings:
             return text, None
@@ -84,7 +85,7 @@ class StopMatcher:
         for end, character in enumerate(text, start=len(self._held) + 1):
             state = stops.step(state, character)
             stop = stops.match[state]
-            if stop is not None:
+            if stop is not None and may_stop:
                 self._held = ""
                 return known[: end if self._include_stop_str else end - len(stop)], stop
         self._state = state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from backends.types import Event, Finished, Token
 
@@ -17,6 +18,18 @@ def gather(events: Sequence[Event], num_choices: int) -> tuple[list[list[Token]]
             return choices, event
         choices[event.index].append(event)
     raise TypeError("a drained stream ends with Finished")
+
+
+def best_first(choices: Sequence[Sequence[Token]]) -> list[int]:
+    """The choices' positions, from the highest mean log-probability of a token to the lowest.
+
+    Of equals the first comes first; a token whose log-probability nobody knows counts as certain.
+    """
+    return sorted(range(len(choices)), key=lambda index: -_mean_logprob(choices[index]))
+
+
+def _mean_logprob(tokens: Sequence[Token]) -> float:
+    return fmean([token.logprob.logprob if token.logprob else 0.0 for token in tokens] or [0.0])
 
 
 def finite(logprob: float) -> float:

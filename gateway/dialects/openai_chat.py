@@ -49,6 +49,7 @@ from gateway.dialects.openai_fields import (
     MAX_TOP_LOGPROBS,
     UNBUILT,
     GenerationFields,
+    check_min_tokens,
 )
 from gateway.dialects.openai_messages import ChatFields
 from gateway.errors import GatewayError, InvalidRequest
@@ -116,7 +117,8 @@ def _without_forbidden_tools(document: Document) -> Document:
 
 
 def _request(fields: ChatBody, stamp: Stamp, extra: Document) -> GenerationRequest:
-    max_tokens = fields.max_completion_tokens or fields.max_tokens
+    max_tokens = min(fields.max_completion_tokens or fields.max_tokens, UNLIMITED_TOKENS)
+    check_min_tokens(fields.min_tokens, max_tokens)
     return GenerationRequest(
         request_id=stamp.request_id,
         model=fields.model,
@@ -124,7 +126,7 @@ def _request(fields: ChatBody, stamp: Stamp, extra: Document) -> GenerationReque
         sampling=fields.sampling(
             drawn_seed=stamp.seed, logprobs=fields.logprobs, top_logprobs=fields.top_logprobs
         ),
-        max_tokens=min(max_tokens, UNLIMITED_TOKENS),
+        max_tokens=max_tokens,
         n=fields.n,
         stop=tuple(fields.stop),
         include_stop_str=fields.include_stop_str_in_output,

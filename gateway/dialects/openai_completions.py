@@ -1,8 +1,10 @@
 """OpenAI text completions (legacy), with vLLM's extensions: `POST /v1/completions`.
 
-Choice `i * n + j` is child j of prompt i. Streams: a chunk for every token with text; the last of a
-choice carries its finish reason. With logprobs, tokens without text are reported on the choice's
-next chunk. `text_offset` counts characters of the generated text from 0.
+Choice `i * n + j` is child j of prompt i. With `best_of` above `n` so many are generated, counted
+in the usage, and the n of the highest mean log-probability are the answer. Streams: a chunk for
+every token with text; the last of a choice carries its finish reason. With logprobs, tokens without
+text are reported on the choice's next chunk. `text_offset` counts characters of the generated text
+from 0.
 
 Source: OpenAI's OpenAPI document, 2.3.0. Knows no limits of tenants and no backend.
 """
@@ -28,7 +30,7 @@ from backends.types import (
 )
 from gateway.dialects.base import Reply, Stamp, Timings
 from gateway.dialects.fields import Unbuilt, read_object, refuse_unbuilt, unknown_fields, validate
-from gateway.dialects.gather import finite, gather
+from gateway.dialects.gather import best_first, finite, gather
 from gateway.dialects.openai_answer import (
     FINISH_NAMES,
     Chunks,
@@ -46,8 +48,9 @@ from gateway.dialects.openai_fields import (
     GenerationFields,
     TokenId,
     check_fan_out,
+    check_min_tokens,
 )
-from gateway.errors import GatewayError, UnsupportedValue
+from gateway.errors import GatewayError, InvalidRequest, UnsupportedValue
 
 _UNBUILT: Unbuilt = {**UNBUILT, "suffix": (), "prompt_embeds": ()}
 
@@ -87,6 +90,7 @@ class CompletionBody(GenerationFields):
     ]
     max_tokens: Annotated[int, Field(ge=1)] = 16
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None  # null: as many as `n`
     echo: bool = False
     add_special_tokens: bool = True
 
@@ -112,10 +116,12 @@ class OpenAICompletions:
         """See `Dialect.parse`."""
         document = read_object(body)
         fields = validate(CompletionBody, document)
-        unbuilt = _UNBUILT | {"best_of": (fields.n,)}
-        refuse_unbuilt(document, unbuilt)
+        refuse_unbuilt(document, _UNBUILT)
         prompts = fields.prompts()
-        check_fan_out(len(prompts), fields.n)
+        best_of = _best_of(fields)
+        check_fan_out(len(prompts), best_of, param="n" if best_of == fields.n else "best_of")
+        max_tokens = min(fields.max_tokens, UNLIMITED_TOKENS)
+        check_min_tokens(fields.min_tokens, max_tokens)
         return CompletionExchange(
             request=GenerationRequest(
                 request_id=stamp.request_id,
@@ -123,18 +129,20 @@ class OpenAICompletions:
                 prompts=prompts,
                 sampling=fields.sampling(
                     drawn_seed=stamp.seed,
-                    logprobs=fields.logprobs is not None,
+                    logprobs=fields.logprobs is not None or best_of > fields.n,
                     top_logprobs=fields.logprobs or 0,
                 ),
-                max_tokens=min(fields.max_tokens, UNLIMITED_TOKENS),
-                n=fields.n,
+                max_tokens=max_tokens,
+                n=best_of,
                 stop=tuple(fields.stop),
                 include_stop_str=fields.include_stop_str_in_output,
                 stream=fields.stream,
                 cache_salt=fields.cache_salt or "",
-                extra=unknown_fields(document, CompletionBody, IGNORED, unbuilt),
+                extra=unknown_fields(document, CompletionBody, IGNORED, _UNBUILT),
             ),
             created_s=stamp.created_s,
+            n=fields.n,
+            logprobs=fields.logprobs is not None,
             include_usage=fields.stream_options.include_usage,
             echoed=_echoed(fields, prompts),
         )
@@ -142,6 +150,24 @@ class OpenAICompletions:
     def error(self, error: GatewayError) -> Reply:
         """See `Dialect.error`."""
         return openai_error_reply(error)
+
+
+def _best_of(fields: CompletionBody) -> int:
+    """How many choices to generate for each prompt."""
+    best_of = fields.n if fields.best_of is None else fields.best_of
+    if best_of < fields.n:
+        raise InvalidRequest(
+            f"best_of must be at least n, which is {fields.n}, got {best_of}.",
+            param="best_of",
+            code="integer_below_min_value",
+        )
+    if best_of > fields.n and fields.stream:
+        raise InvalidRequest(
+            f"best_of must equal n when streaming, got {best_of} and {fields.n}: which are best is "
+            "known at the end only. Remove `best_of` or `stream`.",
+            param="best_of",
+        )
+    return best_of
 
 
 def _echoed(fields: CompletionBody, prompts: tuple[Prompt, ...]) -> tuple[str, ...]:
@@ -159,10 +185,15 @@ def _echoed(fields: CompletionBody, prompts: tuple[Prompt, ...]) -> tuple[str, .
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionExchange:
-    """One completions request. `echoed` has, for each choice, the text in front of the answer."""
+    """One completions request. It asks for `n` choices of each prompt, of those that are generated.
+
+    `echoed` has, for each choice asked for, the text in front of the answer.
+    """
 
     request: GenerationRequest
     created_s: int
+    n: int
+    logprobs: bool
     include_usage: bool
     echoed: tuple[str, ...]
     stream_headers: tuple[tuple[str, str], ...] = ()
@@ -172,24 +203,33 @@ class CompletionExchange:
         chunks = Chunks(
             self._head(model),
             member="text",
-            num_choices=self.request.num_choices,
+            num_choices=len(self.echoed),
             include_usage=self.include_usage,
         )
-        return CompletionStream(chunks, self.echoed, logprobs=self.request.sampling.logprobs)
+        return CompletionStream(chunks, self.echoed, logprobs=self.logprobs)
 
     def collect(self, model: str, events: Sequence[Event], timings: Timings) -> Reply:
         """See `Exchange.collect`."""
         choices, finished = gather(events, self.request.num_choices)
         answer = self._head(model) | {
             "choices": [
-                self._choice(index, tokens, reason)
-                for index, (tokens, reason) in enumerate(
-                    zip(choices, finished.reasons, strict=True)
-                )
+                self._choice(index, choices[made], finished.reasons[made])
+                for index, made in enumerate(self._chosen(choices))
             ],
             "usage": usage_object(finished.usage),
         }
         return Reply(body=orjson.dumps(answer))
+
+    def _chosen(self, choices: Sequence[Sequence[Token]]) -> list[int]:
+        """Of each prompt's choices the best, best first; all in order if all were asked for."""
+        num_made = self.request.n
+        if num_made == self.n:
+            return list(range(len(choices)))
+        return [
+            first + made
+            for first in range(0, len(choices), num_made)
+            for made in best_first(choices[first : first + num_made])[: self.n]
+        ]
 
     def _head(self, model: str) -> dict[str, object]:
         return identity(
@@ -203,7 +243,7 @@ class CompletionExchange:
         self, index: int, tokens: Sequence[Token], reason: FinishReason
     ) -> dict[str, object]:
         logprobs = None
-        if self.request.sampling.logprobs:
+        if self.logprobs:
             writer = LogprobLists()
             for token in tokens:
                 writer.add(token)

@@ -7,6 +7,7 @@ nothing (`UNBUILT`), or unknown, which is passed on as `extra`. Knows neither di
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, cast
 
 from pydantic import BeforeValidator, Field
@@ -21,6 +22,8 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16  # OpenAI says 4; vLLM's clients send more
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 128
+MAX_BAD_WORDS = 128
+MAX_RULED_TOKEN_IDS = 1024  # biased or allowed; so many cost 0.5 ms at each token
 MAX_TOP_LOGPROBS = 20
 MAX_CACHE_SALT_CHARS = 1024
 MAX_MODEL_CHARS = 1024  # some clients send their endpoint's URL as the model
@@ -42,9 +45,6 @@ IGNORED = frozenset(
 
 UNBUILT: Unbuilt = {
     # OpenAI's
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "functions": ([],),
     "function_call": ("none",),
@@ -52,14 +52,10 @@ UNBUILT: Unbuilt = {
     "audio": (),
     "web_search_options": (),
     # vLLM's
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_tokens": (0,),
     "use_beam_search": (False,),
     "prompt_logprobs": (),
     "logprob_token_ids": ([],),
-    "allowed_token_ids": ([],),
-    "bad_words": ([],),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "truncate_prompt_tokens": (),
@@ -86,6 +82,27 @@ def _as_list(value: object) -> object:
     raise PydanticCustomError("stop_type", "a string or an array of strings")
 
 
+def _bias_by_id(value: object) -> object:
+    """OpenAI's `{"50256": -100}` with its keys as numbers. JSON can only spell them as texts."""
+    if not isinstance(value, dict):
+        raise PydanticCustomError("bias_type", "an object of token ids and biases")
+    members = cast("dict[str, object]", value)
+    wrong = [key for key in members if not _TOKEN_ID_KEY.fullmatch(key)]
+    if wrong:
+        raise PydanticCustomError(
+            "bias_key", "an object whose keys are token ids, not '{key}'", {"key": wrong[0][:40]}
+        )
+    return {int(key): bias for key, bias in members.items()}
+
+
+_TOKEN_ID_KEY = re.compile(r"0|[1-9][0-9]{0,9}")  # one spelling for each id
+
+LogitBias = Annotated[
+    dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=MAX_RULED_TOKEN_IDS),
+    BeforeValidator(_bias_by_id),
+]
+
 StopStrings = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
     Field(max_length=MAX_STOP_STRINGS, fail_fast=True),
@@ -109,6 +126,19 @@ class GenerationFields(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=_MAX_INT32)] = 0  # 0 and -1: off
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    typical_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    logit_bias: LogitBias = Field(default_factory=dict[int, float])
+    allowed_token_ids: Annotated[list[TokenId], Field(max_length=MAX_RULED_TOKEN_IDS)] = Field(
+        default_factory=list[int]
+    )  # empty: all
+    bad_words: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
+        Field(max_length=MAX_BAD_WORDS),
+    ] = Field(default_factory=list[str])
+    min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT32)] = 0
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     stop: StopStrings = Field(default_factory=list)
@@ -130,6 +160,14 @@ class GenerationFields(Body):
             top_k=max(self.top_k, 0),
             top_p=self.top_p,
             min_p=self.min_p,
+            typical_p=self.typical_p,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias=tuple(self.logit_bias.items()),
+            allowed_token_ids=tuple(self.allowed_token_ids),
+            bad_words=tuple(self.bad_words),
+            min_tokens=self.min_tokens,
             seed=drawn_seed if self.seed is None else self.seed % 2**64,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
@@ -138,13 +176,28 @@ class GenerationFields(Body):
         )
 
 
-def check_fan_out(num_prompts: int, n: int) -> None:
+def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
     """Raises:
-    InvalidRequest: prompts times n is more than one request may ask for.
+    InvalidRequest: more tokens are wanted than may come.
     """
-    if num_prompts * n > MAX_CHOICES:
+    if min_tokens > max_tokens:
         raise InvalidRequest(
-            f"n must be at most {MAX_CHOICES // num_prompts} for {num_prompts} prompts, got {n}.",
-            param="n",
+            f"min_tokens must be at most max_tokens, which is {max_tokens}, got {min_tokens}.",
+            param="min_tokens",
+            code="integer_above_max_value",
+        )
+
+
+def check_fan_out(num_prompts: int, num_each: int, *, param: str) -> None:
+    """`param` is the field that asks for `num_each` choices of each prompt.
+
+    Raises:
+        InvalidRequest: together they are more than one request may ask for.
+    """
+    if num_prompts * num_each > MAX_CHOICES:
+        most = MAX_CHOICES // num_prompts
+        raise InvalidRequest(
+            f"{param} must be at most {most} for {num_prompts} prompts, got {num_each}.",
+            param=param,
             code="integer_above_max_value",
         )

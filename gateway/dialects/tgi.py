@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 
@@ -21,11 +21,12 @@ from backends.types import (
     GenerationRequest,
     SamplingParams,
     TextPrompt,
+    child_seed,
 )
 from gateway.dialects.base import Reply, Stamp, Timings
 from gateway.dialects.fields import Document, read_object, validate
-from gateway.dialects.gather import gather
-from gateway.dialects.tgi_answer import TgiStream, timing_headers, whole_details
+from gateway.dialects.gather import best_first, gather
+from gateway.dialects.tgi_answer import TgiStream, WholeSequence, timing_headers, whole_details
 from gateway.dialects.tgi_errors import tgi_error_reply
 from gateway.dialects.tgi_fields import GenerateBody, Parameters, check, extra_fields
 from gateway.errors import GatewayError
@@ -89,6 +90,7 @@ def _request(
         sampling=_sampling(parameters, stamp.seed),
         max_tokens=min(parameters.max_new_tokens or UNLIMITED_TOKENS, UNLIMITED_TOKENS),
         clamp_max_tokens=parameters.max_new_tokens is None,
+        n=parameters.num_sequences,
         stop=tuple(parameters.stop),
         include_stop_str=True,
         stream=streaming,
@@ -102,6 +104,9 @@ def _sampling(parameters: Parameters, drawn_seed: int) -> SamplingParams:
         temperature=temperature if parameters.is_sampling else 0.0,
         top_k=parameters.top_k or 0,
         top_p=parameters.top_p or 1.0,
+        typical_p=parameters.typical_p or 1.0,
+        repetition_penalty=parameters.repetition_penalty or 1.0,
+        frequency_penalty=parameters.frequency_penalty or 0.0,
         seed=drawn_seed if parameters.seed is None else parameters.seed,
         logprobs=True,  # every reported token has one
         top_logprobs=parameters.top_n_tokens,
@@ -134,18 +139,32 @@ class TgiExchange:
 
     def collect(self, model: str, events: Sequence[Event], timings: Timings) -> Reply:
         """See `Exchange.collect`."""
-        (tokens,), finished = gather(events, num_choices=1)
-        answer: dict[str, object] = {
-            "generated_text": self.prefix + "".join(token.text for token in tokens)
-        }
+        choices, finished = gather(events, self.request.n)
+        best, *others = [
+            WholeSequence(
+                text=self.prefix + "".join(token.text for token in choices[index]),
+                tokens=choices[index],
+                reason=finished.reasons[index],
+                seed=self._seed_of(index),
+            )
+            for index in best_first(choices)
+        ]
+        answer: dict[str, object] = {"generated_text": best.text}
         if self.details:
             answer["details"] = whole_details(
-                tokens,
-                finished,
-                seed=self.seed,
+                best,
+                others,
+                prompt_tokens=finished.usage.prompt_tokens,
                 with_top_tokens=self.request.sampling.top_logprobs > 0,
             )
+        usage = replace(finished.usage, completion_tokens=len(best.tokens))
         return Reply(
             body=orjson.dumps([answer] if self.as_list else answer),
-            headers=self.stream_headers + timing_headers(timings, finished.usage),
+            headers=self.stream_headers + timing_headers(timings, usage),
         )
+
+    def _seed_of(self, index: int) -> int | None:
+        """The seed that gives the sequence when it is sent alone."""
+        if self.seed is None or self.request.n == 1:
+            return self.seed
+        return child_seed(self.seed, index)

@@ -6,6 +6,7 @@ Knows nothing of requests.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import orjson
 
@@ -95,18 +96,46 @@ def top_token_objects(token: Token) -> list[dict[str, object]]:
     ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeSequence:
+    """One of the sequences that were generated, at its end."""
+
+    text: str
+    tokens: Sequence[Token]
+    reason: FinishReason
+    seed: int | None
+
+
 def whole_details(
-    tokens: Sequence[Token], finished: Finished, *, seed: int | None, with_top_tokens: bool
+    best: WholeSequence,
+    others: Sequence[WholeSequence],
+    *,
+    prompt_tokens: int,
+    with_top_tokens: bool,
 ) -> dict[str, object]:
-    """`details` of an answer in one piece. `prefill` is empty, as from a TGI without
-    `--enable-prefill-logprobs`.
-    """
-    details = _stream_details(finished, seed) | {
+    """`details` of an answer in one piece; `others` came off worse under `best_of`."""
+    details = _sequence_details(best, with_top_tokens=with_top_tokens)
+    details["input_length"] = prompt_tokens
+    if others:
+        details["best_of_sequences"] = [
+            {"generated_text": other.text}
+            | _sequence_details(other, with_top_tokens=with_top_tokens)
+            for other in others
+        ]
+    return details
+
+
+def _sequence_details(sequence: WholeSequence, *, with_top_tokens: bool) -> dict[str, object]:
+    """`prefill` is empty, as from a TGI without `--enable-prefill-logprobs`."""
+    details: dict[str, object] = {
+        "finish_reason": _FINISH_NAMES[sequence.reason],
+        "generated_tokens": len(sequence.tokens),
+        "seed": sequence.seed,
         "prefill": [],
-        "tokens": [token_object(token) for token in tokens],
+        "tokens": [token_object(token) for token in sequence.tokens],
     }
     if with_top_tokens:
-        details["top_tokens"] = [top_token_objects(token) for token in tokens]
+        details["top_tokens"] = [top_token_objects(token) for token in sequence.tokens]
     return details
 
 

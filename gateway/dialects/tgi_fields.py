@@ -21,7 +21,7 @@ from gateway.dialects.fields import (
 )
 from gateway.errors import InvalidRequest
 
-MAX_BEST_OF = 1
+MAX_BEST_OF = 2
 MAX_STOP_SEQUENCES = 4
 MAX_STOP_CHARS = 1024
 MAX_TOP_N_TOKENS = 5
@@ -31,9 +31,6 @@ _U64 = Annotated[int, Field(ge=0, le=2**64 - 1)]
 _I32 = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 
 _UNBUILT: Unbuilt = {
-    "repetition_penalty": (1,),
-    "frequency_penalty": (0,),
-    "typical_p": (),
     "watermark": (False,),
     "grammar": (),
     "adapter_id": (),
@@ -45,7 +42,7 @@ class Parameters(Body):
 
     best_of: _U32 | None = None
     temperature: Annotated[float, Field(le=100)] | None = None
-    repetition_penalty: float | None = None
+    repetition_penalty: Annotated[float, Field(le=100)] | None = None
     frequency_penalty: float | None = None
     top_k: _I32 | None = None
     top_p: float | None = None
@@ -62,6 +59,11 @@ class Parameters(Body):
     top_n_tokens: _U32 = 0
     grammar: object = None
     adapter_id: str | None = None
+
+    @property
+    def num_sequences(self) -> int:
+        """How many are generated, of which the best is the answer."""
+        return 1 if self.best_of is None else self.best_of
 
     @property
     def is_sampling(self) -> bool:
@@ -127,8 +129,13 @@ def _stream_rules(parameters: Parameters) -> _Rules:
 def _sampling_rules(p: Parameters) -> _Rules:
     return (
         (
-            p.best_of not in (None, MAX_BEST_OF),
-            "`best_of` != 1 is not allowed for this endpoint",
+            p.best_of is not None and not 1 <= p.best_of <= MAX_BEST_OF,
+            f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {p.best_of}",
+            "best_of",
+        ),
+        (
+            p.num_sequences > 1 and not p.is_sampling,
+            "you must use sampling when `best_of` is > 1",
             "best_of",
         ),
         (_le_zero(p.temperature), "`temperature` must be strictly positive", "temperature"),
@@ -164,6 +171,11 @@ def _length_rules(p: Parameters) -> _Rules:
             not all(0 < len(stop) <= MAX_STOP_CHARS for stop in p.stop),
             f"`stop` sequences must have 1 to {MAX_STOP_CHARS} characters",
             "stop",
+        ),
+        (
+            p.num_sequences > 1 and p.seed is not None,
+            "`seed` must not be set when `best_of` > 1",
+            "seed",
         ),
         (
             p.top_n_tokens > MAX_TOP_N_TOKENS,

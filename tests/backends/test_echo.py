@@ -146,6 +146,21 @@ async def test_goes_round_again_when_it_must_not_end() -> None:
     assert finished.reasons == (FinishReason.LENGTH,)
 
 
+async def test_says_a_short_answer_again_until_there_are_enough_tokens() -> None:
+    """E-MIN-TOKENS."""
+    sampling = SamplingParams(min_tokens=5)
+    tokens, finished = await run(EchoBackend("e"), request(sampling=sampling))
+    assert "".join(token.text for token in tokens) == "to be orto be"
+    assert (finished.reasons, finished.usage.completion_tokens) == ((FinishReason.EOS,), 6)
+    tokens, finished = await run(EchoBackend("e"), request(stop=("be",), sampling=sampling))
+    assert finished.reasons == (FinishReason.EOS,)
+    tokens, finished = await run(
+        EchoBackend("e"), request("a b c d e f g", stop=("f",), sampling=sampling)
+    )
+    assert "".join(token.text for token in tokens) == "a b c d e "
+    assert finished.reasons == (FinishReason.STOP,)
+
+
 async def test_interleaves_its_choices() -> None:
     tokens, finished = await run(echo(EchoOptions(tokens_per_step=2)), request("a b c", n=2))
 

@@ -12,7 +12,7 @@ import pytest
 from backends.base import Backend, BackendState, Tokenizing
 from backends.client import EngineClient
 from backends.errors import BackendRejected, PromptTooLong, StreamInterrupted
-from backends.local import LONG_PROMPT_CHARS, LocalBackend, Sharing, cache_salt, child_seed
+from backends.local import LONG_PROMPT_CHARS, LocalBackend, Sharing, cache_salt
 from backends.types import (
     UNLIMITED_TOKENS,
     ChatPrompt,
@@ -27,6 +27,7 @@ from backends.types import (
     Token,
     TokenPrompt,
     Usage,
+    child_seed,
 )
 from tests.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
 from tests.backends.conftest import CountingProcess, EngineProcesses
@@ -277,12 +278,47 @@ async def test_names_the_prompt_when_a_token_id_is_unknown(reciter: Reciter) -> 
     assert caught.value.param == "prompt"
 
 
-async def test_names_the_stop_ids_when_one_is_unknown(reciter: Reciter) -> None:
+@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE, 2**31, 2**63])
+@pytest.mark.parametrize("param", ["stop_token_ids", "allowed_token_ids", "logit_bias"])
+async def test_names_the_field_and_the_vocabulary_when_a_token_id_is_unknown(
+    reciter: Reciter, param: str, token_id: int
+) -> None:
     """I-STOP-IDS-OOV."""
-    sampling = SamplingParams(temperature=0.0, stop_token_ids=(1, VOCAB_SIZE))
-    with pytest.raises(BackendRejected, match=f"{VOCAB_SIZE} is out of range") as caught:
+    sampling = SamplingParams(
+        temperature=0.0,
+        min_tokens=5,
+        stop_token_ids=(1, token_id if param == "stop_token_ids" else 2),
+        allowed_token_ids=(1, token_id if param == "allowed_token_ids" else 2),
+        logit_bias=((token_id if param == "logit_bias" else 2, 1.0),),
+    )
+    with pytest.raises(BackendRejected, match=f"{token_id} is out of range.* {VOCAB_SIZE} ") as got:
         await run(reciter.open(), request("abc", sampling=sampling))
-    assert caught.value.param == "stop_token_ids"
+    assert got.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("min_tokens", "stop", "text"),
+    [
+        (0, "c", "b"),
+        (1, "c", "b"),  # "c" is the second token
+        (2, "c", "bcdefg"),
+        (2, "cd", "b"),  # begun within the first two, complete after them
+        (3, "cd", "bcdefg"),
+        (6, "g", "bcdefg"),
+    ],
+)
+async def test_stop_strings_wait_for_min_tokens(
+    reciter: Reciter, min_tokens: int, stop: str, text: str
+) -> None:
+    """E-MIN-TOKENS: what is complete too early is text; the usage is exact."""
+    sampling = SamplingParams(temperature=0.0, min_tokens=min_tokens)
+    tokens, finished = await run(
+        reciter.open(), request("a", max_tokens=6, stop=(stop,), sampling=sampling)
+    )
+    assert text_of(tokens) == text
+    stopped = finished.reasons == (FinishReason.STOP,)
+    assert stopped == (text == "b")
+    assert finished.usage.completion_tokens == (len(text + stop) if stopped else 6)
 
 
 async def test_gives_each_choice_a_seed_of_its_own(reciter: Reciter) -> None:

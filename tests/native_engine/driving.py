@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from native_engine.model_runner import ModelRunner
-from native_engine.types import SampledToken, SamplingParams, ScheduledSequence, StepBatch
+from native_engine.types import (
+    SampledToken,
+    SamplingParams,
+    ScheduledSequence,
+    StepBatch,
+    TokenHistory,
+)
 
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -42,6 +48,7 @@ class DrivenSequence:
             block_table=self.block_table,
             sampling=self.sampling,
             sample=stop == len(known),
+            history=TokenHistory(token_ids=known, num_prompt_tokens=len(self.prompt)),
         )
 
 

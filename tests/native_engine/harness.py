@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from native_engine.engine import Engine
-from native_engine.types import EngineRequest, FinishReason, SamplingParams, SequenceOutput
+from native_engine.types import (
+    EngineRequest,
+    FinishReason,
+    LogitRules,
+    SamplingParams,
+    SequenceOutput,
+)
 from tests.native_engine.stub_runner import StubRunner, continuation
 
 
@@ -50,6 +56,7 @@ def make_request(
     eos: tuple[int, ...] = (),
     stop: tuple[int, ...] = (),
     ignore_eos: bool = False,
+    rules: LogitRules | None = None,
     cache_salt: str = "",
 ) -> EngineRequest:
     """A greedy request without stops unless told; an int makes a prompt of so many tokens."""
@@ -63,6 +70,7 @@ def make_request(
             eos_token_ids=eos,
             stop_token_ids=stop,
             ignore_eos=ignore_eos,
+            rules=rules,
         ),
         cache_salt=cache_salt,
     )

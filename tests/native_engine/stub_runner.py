@@ -79,6 +79,10 @@ class StubRunner:
         for share in batch.sequences:
             assert share.token_ids, f"{share.request_id} has nothing to compute"
             self._write(share)
+        for share in batch.sequences:
+            if share.sample and share.sampling.rules is not None:
+                assert share.history is not None
+                assert list(share.history.token_ids) == self._whole_context(share)
         self.on_execute(batch)
         return [
             SampledToken(token_id=next_token(context, share.sampling, self.vocab_size))

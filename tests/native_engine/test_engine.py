@@ -13,7 +13,13 @@ from native_engine.errors import (
     QueueFull,
     RequestTooLong,
 )
-from native_engine.types import FinishReason, SamplingParams, StepBatch, SteppedEngine
+from native_engine.types import (
+    FinishReason,
+    LogitRules,
+    SamplingParams,
+    StepBatch,
+    SteppedEngine,
+)
 from tests.native_engine.harness import (
     Clock,
     Transcript,
@@ -159,6 +165,13 @@ def test_refuses_ids_outside_the_vocabulary_and_leaves_the_neighbour_alone(token
         engine.add(make_request("a", stop=(3, token_id)))
     with pytest.raises(InvalidTokenId, match=f"prompt token id {token_id} is outside"):
         engine.add(make_request("a", prompt=(1, token_id, 2)))
+    for name, rules in (
+        ("allowed", LogitRules(allowed_token_ids=(3, token_id))),
+        ("biased", LogitRules(logit_bias=((token_id, 1.0),))),
+        ("banned", LogitRules(bad_words=((3,), (4, token_id)))),
+    ):
+        with pytest.raises(InvalidTokenId, match=f"{name} token id {token_id} is outside"):
+            engine.add(make_request("a", rules=rules))
     assert drain(engine).of("neighbour") == expected(neighbour, runner)
 
 

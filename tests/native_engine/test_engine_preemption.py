@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from native_engine.types import LogitRules
 from tests.native_engine.harness import (
     Transcript,
     drain,
@@ -22,7 +23,14 @@ def test_a_preemption_at_any_step_is_invisible(steps: int) -> None:
     requests = [
         make_request("oldest", prompt=6, max_tokens=20),
         make_request("greedy", prompt=7, max_tokens=9),
-        make_request("seeded", prompt=8, max_tokens=9, temperature=1.0, seed=11),
+        make_request(
+            "seeded",
+            prompt=8,
+            max_tokens=9,
+            temperature=1.0,
+            seed=11,
+            rules=LogitRules(presence_penalty=1.0),  # the stub checks the history it is shown
+        ),
     ]
     transcript = Transcript()
     for request in requests:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from native_engine.engine import Engine
-from native_engine.types import EngineRequest, StepBatch
+from native_engine.types import EngineRequest, LogitRules, StepBatch
 from tests.native_engine.harness import Transcript, drain, expected, make_engine, make_request
 from tests.native_engine.stub_runner import StubRunner
 
@@ -69,6 +69,18 @@ def test_finds_as_much_as_the_prompts_have_in_common() -> None:
     pair = Pair()
     pair.run(LONG)
     assert pair.run((*LONG[:17], 40, 41, 42)) == [16]
+
+
+def test_rules_look_back_on_what_was_found_too() -> None:
+    """The stub holds the history that a penalty is counted from against the whole context."""
+    pair = Pair()
+    pair.run(LONG)
+    rules = LogitRules(repetition_penalty=1.5)
+    request = make_request("penalised", prompt=LONG, max_tokens=2, rules=rules)
+    pair.engine.add(request)
+    transcript = drain(pair.engine)
+    assert transcript.cached_tokens["penalised"] == 28
+    assert transcript.of("penalised") == expected(request, pair.runner)
 
 
 def test_finds_what_was_generated_when_the_talk_goes_on() -> None:

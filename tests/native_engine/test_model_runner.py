@@ -10,13 +10,25 @@ import torch
 from transformers import LlamaForCausalLM
 
 from native_engine.config import EngineConfig
+from native_engine.engine import Engine
 from native_engine.errors import EngineError
 from native_engine.model_runner import ModelRunner, build_runner
 from native_engine.sampler import NonFiniteLogits
-from native_engine.types import SampledToken, SamplingParams, ScheduledSequence, StepBatch
+from native_engine.types import (
+    EngineRequest,
+    FinishReason,
+    LogitRules,
+    SampledToken,
+    SamplingParams,
+    ScheduledSequence,
+    StepBatch,
+    TokenHistory,
+)
 from tests.native_engine.checkpoints import model_gguf, tiny_llama, write_folder
 from tests.native_engine.driving import GREEDY, DrivenSequence, drive
+from tests.native_engine.harness import drain
 from tests.native_engine.reference import greedy_tokens, prompt_logits, transformers_model
+from tests.native_engine.test_logit_rules import expected_row
 
 SMOLLM2 = Path(".turnout/models/SmolLM2-135M-Instruct.Q4_1.gguf")
 VOCAB_SIZE = 97
@@ -113,6 +125,89 @@ def test_a_seed_gives_the_same_tokens_after_recomputation(tmp_path: Path) -> Non
         assert [token.token_id for token in resumed] == tokens[kept:]
     other = answer(runner, prompt, 20, sampling=replace(sampling, seed=100))
     assert [token.token_id for token in other] != tokens
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        LogitRules(presence_penalty=2.0),
+        LogitRules(frequency_penalty=1.5),
+        LogitRules(repetition_penalty=2.0),
+        LogitRules(repetition_penalty=1.5, frequency_penalty=1.0, presence_penalty=0.5),
+    ],
+)
+def test_penalties_count_what_they_should_at_every_step(tmp_path: Path, rules: LogitRules) -> None:
+    """E-PENALTY-SCOPE: eight steps against transformers' logits and plain arithmetic."""
+    model = tiny_llama(seed=7)
+    prompt = [5, 9, 5, 9, 5, 9]
+    sampling = replace(GREEDY, rules=rules)
+    tokens = answer(runner_for(model, tmp_path), prompt, 8, sampling=sampling, chunk=4)
+    known = list(prompt)
+    for token in tokens:
+        logits = prompt_logits(model, known)[-1].tolist()
+        history = TokenHistory(token_ids=known, num_prompt_tokens=len(prompt))
+        row = expected_row(logits, sampling, rules, history)
+        assert token.token_id == row.index(max(row))
+        known.append(token.token_id)
+
+
+def engine_for(runner: ModelRunner) -> Engine:
+    return Engine(
+        runner,
+        model_id="m",
+        description="",
+        dtype="float32",
+        device="cpu",
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_waiting=8,
+        clock=lambda: 0.0,
+    )
+
+
+def test_penalties_and_seeds_do_not_notice_a_preemption(tmp_path: Path) -> None:
+    """E-PREEMPT: 24 blocks of 16 for eight requests of 40 + 60 tokens; each equals its lone run."""
+    runner = runner_for(tiny_llama(seed=8), tmp_path, kv_cache_bytes=24 * 8192)
+    assert runner.num_blocks == 24
+    rules = LogitRules(
+        repetition_penalty=1.2, frequency_penalty=0.7, bad_words=((3, 4), (5,)), min_tokens=50
+    )
+    requests = [
+        EngineRequest(
+            request_id=str(index),
+            prompt_token_ids=tuple(prompt),
+            sampling=SamplingParams(
+                max_tokens=60,
+                temperature=float(index >= 6),
+                seed=index,
+                eos_token_ids=(1, 2, 3),
+                rules=rules if index % 2 else None,
+            ),
+        )
+        for index, prompt in enumerate(random_prompts(*[40] * 8))
+    ]
+    engine = engine_for(runner)
+    for request in requests:
+        engine.add(request)
+    together = drain(engine)
+    assert engine.stats().num_preemptions > 0
+    for request in requests:
+        alone = engine_for(runner)
+        alone.add(request)
+        assert drain(alone).of(request.request_id) == together.of(request.request_id)
+
+
+def test_eos_comes_right_after_min_tokens_if_that_is_all_the_model_wants(tmp_path: Path) -> None:
+    """E-MIN-TOKENS: a bias of 100 on either of two EOS ids, min_tokens 4: five tokens."""
+    engine = engine_for(runner_for(tiny_llama(seed=9), tmp_path))
+    for eos in (20, 21):
+        rules = LogitRules(min_tokens=4, logit_bias=((eos, 100.0),))
+        sampling = replace(GREEDY, max_tokens=32, eos_token_ids=(20, 21), rules=rules)
+        engine.add(EngineRequest(request_id=str(eos), prompt_token_ids=(1, 2), sampling=sampling))
+    transcript = drain(engine)
+    for eos in (20, 21):
+        tokens, reason = transcript.of(str(eos))
+        assert (len(tokens), tokens[-1], reason) == (5, eos, FinishReason.EOS)
 
 
 def test_ids_the_tokenizer_does_not_know_are_never_seen(tmp_path: Path) -> None:

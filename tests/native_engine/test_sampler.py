@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from native_engine import sampler
 from native_engine.noise import uniform
 from native_engine.sampler import NonFiniteLogits, SamplingRow, sample
-from native_engine.types import SamplingParams
+from native_engine.types import LogitRules, SamplingParams, TokenHistory
 
 RANDOM = SamplingParams(max_tokens=1)
 GREEDY = replace(RANDOM, temperature=0.0)
@@ -153,6 +154,131 @@ def test_the_cumulative_distribution_has_the_same_bits_in_any_batch() -> None:
     for index in range(9):
         alone = torch.softmax(logits[index : index + 1].clone() / 0.7, dim=-1)
         assert torch.equal(alone.cumsum(dim=-1, dtype=torch.float64)[0], whole[index])
+
+
+@given(
+    logits=st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=40),
+    temperature=st.floats(0.3, 3.0),
+    top_p=st.sampled_from([0.5, 0.9, 1.0]),
+    typical_p=st.floats(0.01, 0.99),
+)
+def test_typical_p_keeps_what_a_plain_implementation_keeps(
+    logits: list[float], temperature: float, top_p: float, typical_p: float
+) -> None:
+    """Of what top_p left; a token so near the edge that rounding decides may go either way."""
+    params = replace(RANDOM, temperature=temperature, top_p=top_p)
+    left = sorted(kept_ids(torch.tensor(logits), params))
+    weights = [math.exp((logits[one] - max(logits)) / temperature) for one in left]
+    shares = [weight / sum(weights) for weight in weights]
+    entropy = -sum(share * math.log(share) for share in shares)
+    ranked = sorted((abs(-math.log(share) - entropy), share) for share in shares)
+    mass = [sum(share for _, share in ranked[: end + 1]) for end in range(len(ranked))]
+    edge = next((ranked[i][0] for i, m in enumerate(mass) if m >= typical_p), ranked[-1][0])
+    probabilities = torch.softmax(torch.tensor(logits) / temperature, dim=-1)
+    probabilities[[one for one in range(len(logits)) if one not in left]] = 0.0
+    sampler._keep_typical(probabilities, typical_p)
+    kept = set(probabilities.nonzero().flatten().tolist())
+    is_clear = min((abs(m - typical_p) for m in mass), default=1.0) > 1e-5
+    assert kept
+    assert kept <= set(left)
+    for one, share in zip(left, shares, strict=True):
+        from_edge = abs(-math.log(share) - entropy) - edge
+        if is_clear and abs(from_edge) > 1e-4:
+            assert (one in kept) == (from_edge < 0)
+
+
+def test_typical_p_may_drop_the_likeliest_token() -> None:
+    logits = torch.tensor([[math.log(p) for p in (0.6, 0.1, 0.1, 0.1, 0.1)]])
+    assert set(draws(logits, replace(RANDOM, typical_p=0.3), 300)) == {0}
+    logits = torch.tensor([[math.log(p) for p in (0.3, *[0.07] * 10)]])
+    assert set(draws(logits, replace(RANDOM, typical_p=0.5), 300)) == set(range(1, 11))
+
+
+RULES = LogitRules(
+    allowed_token_ids=tuple(range(0, 5000, 3)),
+    bad_words=((3, 6), (9,)),
+    min_tokens=30,
+    logit_bias=((12, 5.0), (15, -100.0)),
+    repetition_penalty=1.3,
+    frequency_penalty=0.5,
+    presence_penalty=-0.5,
+)
+HISTORY = TokenHistory(token_ids=[1, 12, 12, 3, 18, 3], num_prompt_tokens=2)
+
+
+def test_rules_come_before_everything_and_leave_logprobs_raw() -> None:
+    """E-PENALTY-SCOPE, and logprobs of the model's own distribution."""
+    logits = torch.tensor([[5.0, 4.0, 3.0, 0.0]])
+    rules = LogitRules(logit_bias=((3, 100.0),), bad_words=((0,),))
+    history = TokenHistory(token_ids=[1], num_prompt_tokens=1)
+    params = replace(GREEDY, rules=rules, num_logprobs=2)
+    for asked in (params, replace(params, temperature=1.0, top_k=2)):
+        (token,) = sample(logits, [SamplingRow(asked, 0.999, history)])
+        assert token.token_id == 3
+        assert token.logprob == pytest.approx(float(torch.log_softmax(logits[0], dim=-1)[3]))
+        assert [token_id for token_id, _ in token.top_logprobs] == [0, 1]
+
+
+def test_rows_with_rules_and_typical_p_are_the_same_in_any_batch_and_leave_others_alone() -> None:
+    """E-SEED, bit for bit: all the log-probabilities, and the token of every noise."""
+    choose = random.Random(2)
+    logits = random_logits(16, 5003, seed=6, spread=1.0)
+    rows = [
+        SamplingRow(
+            replace(
+                RANDOM,
+                temperature=choose.choice([0.0, 0.7, 3.0]),
+                top_p=choose.choice([1.0, 0.9]),
+                typical_p=choose.choice([1.0, 0.5, 0.95]),
+                num_logprobs=choose.choice([None, 3]),
+                stop_token_ids=(21, 24),
+                rules=RULES if index % 2 else None,
+            ),
+            uniform(4, index),
+            HISTORY if index % 2 else None,
+        )
+        for index in range(16)
+    ]
+    alone = [sample(logits[index : index + 1], [row])[0] for index, row in enumerate(rows)]
+    for _ in range(5):
+        order = choose.sample(range(16), choose.randint(2, 16))
+        assert sample(logits[order], [rows[index] for index in order]) == [
+            alone[index] for index in order
+        ]
+
+
+def test_draws_follow_the_distribution_that_rules_leave() -> None:
+    """All rules at once, over the same chi-square bound as the plain filters."""
+    num_draws = 20_000
+    logits = random_logits(1, 30, seed=8, spread=1.0)
+    rules = replace(RULES, allowed_token_ids=(0, 3, 9, 12, 15, 18, 21, 27))
+    params = replace(RANDOM, temperature=1.5, stop_token_ids=(21,), rules=rules)
+    rows = [SamplingRow(params, uniform(5, p), HISTORY) for p in range(num_draws)]
+    drawn = [token.token_id for token in sample(logits.expand(num_draws, -1), rows)]
+    raw: list[float] = logits[0].double().tolist()
+
+    def penalised(token_id: int, *, bias: float = 0.0, seen: bool = False, count: int = 0) -> float:
+        value = raw[token_id] + bias
+        if seen:
+            value = value / 1.3 if value > 0 else value * 1.3
+        return (value - 0.5 * count + 0.5 * (count > 0)) / 1.5
+
+    left = {
+        0: penalised(0),
+        3: penalised(3, seen=True, count=2),
+        12: penalised(12, bias=5.0, seen=True, count=1),
+        18: penalised(18, seen=True, count=1),
+        27: penalised(27),
+    }
+    total = sum(math.exp(value) for value in left.values())
+    assert set(drawn) <= {*left, 15}
+    chi_square = sum(
+        (drawn.count(token_id) - num_draws * math.exp(value) / total) ** 2
+        / (num_draws * math.exp(value) / total)
+        for token_id, value in left.items()
+    )
+    freedom = len(left) - 1
+    assert chi_square < freedom + 3.1 * math.sqrt(2 * freedom) + 6
 
 
 def test_noise_at_both_ends_draws_only_what_is_kept() -> None:

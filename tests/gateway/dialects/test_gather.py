@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from backends.types import Event
-from gateway.dialects.gather import gather
-from tests.gateway.dialects.events import finished, token
+from gateway.dialects.gather import best_first, gather
+from tests.gateway.dialects.events import entry, finished, token
 
 
 def test_tokens_go_to_their_choice_in_order() -> None:
@@ -17,6 +17,17 @@ def test_tokens_go_to_their_choice_in_order() -> None:
     choices, end = gather(events, num_choices=2)
     assert [[one.text for one in choice] for choice in choices] == [["b"], ["a", "c"]]
     assert end == finished()
+
+
+def test_the_best_choice_has_the_highest_mean_and_of_equals_the_first() -> None:
+    """G-BEST-OF: a long answer is not worse for being long."""
+    choices = [
+        [token("a", chosen=entry("a", -1.0))],
+        [token("a", chosen=entry("a", -0.5))] * 4,
+        [token("a", chosen=entry("a", -0.25)), token("b", chosen=entry("b", -0.75))],
+        [token("a", chosen=entry("a", float("-inf")))],
+    ]
+    assert best_first(choices) == [1, 2, 0, 3]
 
 
 def test_a_stream_that_was_not_drained_is_a_bug_of_ours() -> None:

@@ -41,5 +41,5 @@ def test_info_leaves_room_for_one_token() -> None:
     )
     info = json.loads(reply.body)
     assert (info["max_input_tokens"], info["max_total_tokens"]) == (8191, 8192)
-    assert (info["max_best_of"], info["max_stop_sequences"]) == (1, 4)
+    assert (info["max_best_of"], info["max_stop_sequences"]) == (2, 4)
     assert info["max_concurrent_requests"] == 16

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx2
@@ -78,6 +79,14 @@ def test_reads_every_field_the_engine_can_follow() -> None:
         top_p=0.5,
         top_k=40,
         min_p=0.1,
+        typical_p=0.9,
+        repetition_penalty=1.1,
+        frequency_penalty=-2,
+        presence_penalty=2,
+        logit_bias={"5": -100, "0": 0.5},
+        allowed_token_ids=[5, 6],
+        bad_words=["foo", "a b"],
+        min_tokens=4,
         seed=-1,
         n=2,
         stop=["a", "b"],
@@ -95,6 +104,14 @@ def test_reads_every_field_the_engine_can_follow() -> None:
         top_p=0.5,
         top_k=40,
         min_p=0.1,
+        typical_p=0.9,
+        repetition_penalty=1.1,
+        frequency_penalty=-2,
+        presence_penalty=2,
+        logit_bias=((5, -100), (0, 0.5)),
+        allowed_token_ids=(5, 6),
+        bad_words=("foo", "a b"),
+        min_tokens=4,
         seed=2**64 - 1,
         stop_token_ids=(7,),
         ignore_eos=True,
@@ -111,7 +128,8 @@ def test_every_optional_field_may_be_null() -> None:
         "temperature top_p top_k min_p n stop seed stream stream_options max_tokens logprobs "
         "max_completion_tokens top_logprobs stop_token_ids ignore_eos tools tool_choice logit_bias "
         "frequency_penalty presence_penalty response_format user metadata add_generation_prompt "
-        "chat_template_kwargs continue_final_message echo min_tokens best_of functions"
+        "chat_template_kwargs continue_final_message echo min_tokens best_of functions typical_p "
+        "repetition_penalty allowed_token_ids bad_words"
     )
     assert request(**dict.fromkeys(names.split())) == request()
 
@@ -143,7 +161,16 @@ def test_stop_is_a_string_or_a_list(stop: object, kept: tuple[str, ...]) -> None
 
 @pytest.mark.parametrize(
     "fields",
-    [{"top_p": 1.0}, {"temperature": 0}, {"temperature": -0.0}, {"temperature": 0, "n": 2}],
+    [
+        {"top_p": 1.0},
+        {"temperature": 0},
+        {"temperature": -0.0},
+        {"temperature": 0, "n": 2},
+        {"repetition_penalty": 1e-9},
+        {"logit_bias": {}},
+        {"allowed_token_ids": []},
+        {"min_tokens": 9, "max_tokens": 9},
+    ],
 )
 def test_accepts_what_openai_accepts_at_the_edges(fields: dict[str, object]) -> None:
     """G-PARAM-EDGE: stricter ranges are TGI's own wire's."""
@@ -157,6 +184,17 @@ def test_accepts_what_openai_accepts_at_the_edges(fields: dict[str, object]) -> 
         ("top_p", [0, -0.1, 1.1, True, "1"]),
         ("top_k", [-5, 1.5, 2**31, True]),
         ("min_p", [-0.1, 2]),
+        ("typical_p", [0, 1.1]),
+        ("repetition_penalty", [0, -1, 100.5, True, "1.1"]),
+        ("frequency_penalty", [-2.5, 2.5, 100, True, "0"]),
+        ("presence_penalty", [-2.1, 10**30, []]),
+        ("logit_bias", [[], 5, {"foo": 0}, {"-1": 0}, {str(i): 1 for i in range(1025)}]),
+        ("logit_bias", [{"5": 101}, {"5": -100.5}, {"5": "1"}, {"5": True}]),
+        ("allowed_token_ids", [5, "5", [1] * 1025]),
+        ("allowed_token_ids[0]", [[-1], [2**31], [1.5], [True]]),
+        ("bad_words", ["foo", ["a"] * 129]),
+        ("bad_words[0]", [[""], [5], ["x" * 1025]]),
+        ("min_tokens", [-1, 1.5, "5", True, 2**31, 10**30]),
         ("n", [0, -1, 129, 10**6, True, "1", 1.0]),
         ("seed", [2**63, -(2**63) - 1, 1.5, "1"]),
         ("max_tokens", [0, -5, 1.5, "5", True]),
@@ -175,7 +213,7 @@ def test_accepts_what_openai_accepts_at_the_edges(fields: dict[str, object]) -> 
 def test_refuses_values_out_of_range_naming_the_parameter(param: str, values: list[object]) -> None:
     """I-SAMPLING-RANGE, I-FANOUT, I-MAX-TOKENS-ZERO."""
     for value in values:
-        error = refusal(**{param.removesuffix("[0]"): value})
+        error = refusal(**{re.split(r"[.[]", param)[0]: value})
         assert error.param == param, value
         assert param in error.message
 
@@ -186,6 +224,13 @@ def test_refuses_stop_token_ids_no_vocabulary_has(token_id: int) -> None:
     assert refusal(stop_token_ids=[token_id]).param == "stop_token_ids[0]"
 
 
+def test_min_tokens_beyond_max_tokens_are_refused() -> None:
+    """E-MIN-TOKENS."""
+    for fields in ({"max_tokens": 4}, {"max_completion_tokens": 4, "max_tokens": 100}):
+        error = refusal(min_tokens=5, **fields)
+        assert (error.param, "which is 4" in error.message) == ("min_tokens", True)
+
+
 def test_top_logprobs_need_logprobs() -> None:
     assert "`logprobs` must be set to true" in refusal(top_logprobs=2).message
     assert request(top_logprobs=0).sampling.top_logprobs == 0
@@ -194,14 +239,9 @@ def test_top_logprobs_need_logprobs() -> None:
 @pytest.mark.parametrize(
     ("name", "neutral", "asking"),
     [
-        ("frequency_penalty", 0, 0.5),
-        ("presence_penalty", 0.0, -2),
-        ("repetition_penalty", 1, 1.1),
-        ("logit_bias", {}, {"5": 100}),
         ("response_format", {"type": "text"}, {"type": "json_object"}),
         ("tools", [], [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "none", "auto"),
-        ("min_tokens", 0, 5),
         ("best_of", 1, 2),
         ("echo", False, True),
         ("return_token_ids", False, True),

@@ -145,9 +145,12 @@ def test_logprobs_is_a_number_of_alternatives(
         {"logprobs": 21},
         {"logprobs": True},
         {"suffix": "x"},
-        {"best_of": 2},
+        {"stream": True, "best_of": 2},
         {"best_of": 10**6},
+        {"best_of": 0},
         {"n": 2, "best_of": 1},
+        {"prompt": ["a", "b"], "best_of": 65},
+        {"min_tokens": 17},
         {"use_beam_search": True},
         {"max_tokens": 0},
         {"max_tokens": -1},
@@ -162,7 +165,32 @@ def test_refuses_values_naming_the_parameter(fields: dict[str, object]) -> None:
 
 
 def test_best_of_as_many_as_choices_asks_for_nothing() -> None:
-    assert request(n=3, best_of=3).n == 3
+    assert request(n=3, best_of=3, stream=True) == request(n=3, stream=True)
+
+
+def test_best_of_gives_the_likeliest_of_each_prompt_best_first_and_counts_all() -> None:
+    """G-BEST-OF: two of three for two prompts, by mean log-probability."""
+    made = exchange(prompt=["p", "q"], n=2, best_of=3, echo=True)
+    assert (made.request.num_choices, made.request.sampling.logprobs) == (6, True)
+    means = [-3.0, -1.0, -2.0, -1.0, -2.0, -1.0]
+    events: list[Event] = []
+    for index, mean in enumerate(means):
+        for part in "ab":
+            offset = 0.5 if part == "a" else -0.5
+            text = f"{index}{part}"
+            events.append(token(text, index=index, chosen=entry(text, mean + offset)))
+    reasons = [FinishReason.EOS, FinishReason.LENGTH, FinishReason.EOS] * 2
+    events.append(finished(*reasons, completion_tokens=12))
+    answer = json.loads(made.collect("m", events, TIMINGS).body)
+    Completion.model_validate(answer, strict=True)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts == ["p1a1b", "p2a2b", "q3a3b", "q5a5b"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["finish_reason"] for choice in answer["choices"]] == [
+        "length", "stop", "stop", "stop"
+    ]  # fmt: skip
+    assert [choice["logprobs"] for choice in answer["choices"]] == [None] * 4
+    assert answer["usage"]["completion_tokens"] == 12
 
 
 def test_echo_is_for_text_prompts_without_logprobs() -> None:

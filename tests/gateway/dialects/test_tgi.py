@@ -12,6 +12,7 @@ from backends.types import (
     FinishReason,
     SamplingParams,
     TextPrompt,
+    child_seed,
 )
 from gateway.dialects.tgi import Tgi, TgiExchange, TgiRoute
 from gateway.errors import InvalidRequest, UpstreamFailed
@@ -64,6 +65,17 @@ def test_absent_parameters_mean_sampling(document: dict[str, object]) -> None:
         ({"temperature": 0.5}, SamplingParams(temperature=0.5, seed=7, logprobs=True)),
         ({"top_k": 3}, SamplingParams(top_k=3, seed=7, logprobs=True)),
         ({"top_p": 0.9}, SamplingParams(top_p=0.9, seed=7, logprobs=True)),
+        ({"typical_p": 0.9}, SamplingParams(typical_p=0.9, seed=7, logprobs=True)),
+        (
+            {"repetition_penalty": 1.1, "frequency_penalty": -2},
+            SamplingParams(
+                temperature=0.0,
+                repetition_penalty=1.1,
+                frequency_penalty=-2,
+                seed=7,
+                logprobs=True,
+            ),
+        ),
         (
             {"do_sample": True, "seed": 2**64 - 1},
             SamplingParams(seed=2**64 - 1, logprobs=True),
@@ -79,6 +91,45 @@ def test_any_sampling_parameter_means_sampling(
 ) -> None:
     document = body(inputs="Hello", parameters=parameters)
     assert Tgi(TgiRoute.GENERATE).parse(document, STAMP).request.sampling == sampling
+
+
+def best_of_events(*logprobs: float) -> list[Event]:
+    """Sequences of one token and the end; the first and the last are the worst."""
+    events: list[Event] = []
+    for index, logprob in enumerate(logprobs):
+        events.append(token(f"t{index}", index=index, chosen=entry(f"t{index}", logprob)))
+    events += [end_of_turn(index) for index in range(len(logprobs))]
+    return [*events, finished(*[FinishReason.EOS] * len(logprobs), completion_tokens=4)]
+
+
+def test_best_of_answers_with_the_likelier_and_shows_the_other() -> None:
+    """G-BEST-OF: its seed is the one that gives it alone."""
+    made = exchange(best_of=2, do_sample=True, details=True, return_full_text=True)
+    reply = made.collect("m", best_of_events(-2.0, -1.0), TIMINGS)
+    answer = json.loads(reply.body)
+    TextGenerationOutput.parse_obj_as_instance(answer)
+    assert answer["generated_text"] == "Hellot1"
+    (other,) = answer["details"]["best_of_sequences"]
+    assert sorted(other) == [
+        "finish_reason", "generated_text", "generated_tokens", "prefill", "seed", "tokens"
+    ]  # fmt: skip
+    assert (other["generated_text"], other["generated_tokens"]) == ("Hellot0", 2)
+    assert answer["details"]["generated_tokens"] == 2
+    assert dict(reply.headers)["x-generated-tokens"] == "2"
+    assert answer["details"]["seed"] == child_seed(STAMP.seed, 1)
+    assert other["seed"] == child_seed(STAMP.seed, 0)
+
+
+def test_best_of_without_details_is_the_text_alone() -> None:
+    made = exchange(best_of=2, do_sample=True)
+    answer = json.loads(made.collect("m", best_of_events(-1.0, -1.0), TIMINGS).body)
+    assert answer == {"generated_text": "t0"}
+
+
+def test_best_of_one_shows_no_other_sequences() -> None:
+    made = exchange(best_of=1, details=True)
+    answer = json.loads(made.collect("m", EVENTS, TIMINGS).body)
+    assert "best_of_sequences" not in answer["details"]
 
 
 def test_a_limit_the_client_gave_is_not_cut_down() -> None:
@@ -147,11 +198,11 @@ def test_golden_answer_with_details() -> None:
     TextGenerationOutput.parse_obj_as_instance(json.loads(reply.body))
     assert reply.body == (
         b'{"generated_text":"ab","details":{"finish_reason":"length","generated_tokens":2,'
-        b'"seed":42,"input_length":3,"prefill":[],"tokens":['
+        b'"seed":42,"prefill":[],"tokens":['
         b'{"id":3,"text":"a","logprob":-0.25,"special":false},'
         b'{"id":5,"text":"b","logprob":-0.5,"special":false}],"top_tokens":['
         b'[{"id":3,"text":"a","logprob":-0.25,"special":false}],'
-        b'[{"id":3,"text":"a","logprob":-0.25,"special":false}]]}}'
+        b'[{"id":3,"text":"a","logprob":-0.25,"special":false}]],"input_length":3}}'
     )
 
 

@@ -22,10 +22,16 @@ def refusal(document: Document, *, streaming: bool = False) -> InvalidRequest:
 @pytest.mark.parametrize(
     ("parameters", "message"),
     [
-        ({"best_of": 2}, "`best_of` != 1 is not allowed for this endpoint"),
-        ({"best_of": 0}, "`best_of` != 1 is not allowed for this endpoint"),
+        ({"best_of": 3, "do_sample": True}, "`best_of` must be > 0 and <= 2. Given: 3"),
+        ({"best_of": 0}, "`best_of` must be > 0 and <= 2. Given: 0"),
+        ({"best_of": 2}, "you must use sampling when `best_of` is > 1"),
+        (
+            {"best_of": 2, "temperature": 0.5, "seed": 1},
+            "`seed` must not be set when `best_of` > 1",
+        ),
         ({"temperature": 0.0}, "`temperature` must be strictly positive"),
         ({"temperature": -1}, "`temperature` must be strictly positive"),
+        ({"repetition_penalty": -1}, "`repetition_penalty` must be strictly positive"),
         ({"repetition_penalty": 0}, "`repetition_penalty` must be strictly positive"),
         ({"frequency_penalty": -2.5}, "`frequency_penalty` must be >= -2.0 and <= 2.0"),
         ({"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
@@ -55,6 +61,7 @@ def test_values_out_of_range_have_tgi_s_messages(
     ("parameters", "message"),
     [
         ({"best_of": 2}, "`best_of` != 1 is not supported when streaming tokens"),
+        ({"best_of": 0}, "`best_of` != 1 is not supported when streaming tokens"),
         (
             {"decoder_input_details": True},
             "`decoder_input_details` == true is not supported when streaming tokens",
@@ -84,6 +91,11 @@ def test_empty_inputs_are_refused() -> None:
         ({"inputs": "x", "parameters": {"seed": -1}}, "parameters.seed"),
         ({"inputs": "x", "parameters": {"temperature": "1"}}, "parameters.temperature"),
         ({"inputs": "x", "parameters": {"temperature": 1e9}}, "parameters.temperature"),
+        ({"inputs": "x", "parameters": {"typical_p": "1"}}, "parameters.typical_p"),
+        (
+            {"inputs": "x", "parameters": {"repetition_penalty": 1e9}},
+            "parameters.repetition_penalty",
+        ),
         ({"inputs": "x", "parameters": {"do_sample": 1}}, "parameters.do_sample"),
         ({"inputs": "x", "parameters": {"truncate": -1}}, "parameters.truncate"),
     ],
@@ -96,9 +108,6 @@ def test_names_a_field_of_the_wrong_type(document: Document, param: str) -> None
 @pytest.mark.parametrize(
     ("name", "neutral", "asking"),
     [
-        ("repetition_penalty", 1.0, 1.03),
-        ("frequency_penalty", 0.0, 0.1),
-        ("typical_p", None, 0.95),
         ("watermark", False, True),
         ("grammar", None, {"type": "regex", "value": "a"}),
         ("adapter_id", None, "a"),
