@@ -35,7 +35,7 @@ async def test_running_streams_end_whole_and_newcomers_are_sent_away() -> None:
     with serving(ECHO, TURNOUT_DRAIN_TIMEOUT_S="3") as server:
         async with client_of(server) as client:
             short = [
-                asyncio.create_task(stream_chat(client, body_of("echo", 60))) for _ in range(5)
+                asyncio.create_task(stream_chat(client, body_of("echo", 40))) for _ in range(5)
             ]
             endless = asyncio.create_task(stream_chat(client, body_of("slow", 200)))
             async with asyncio.timeout(30):

@@ -125,7 +125,7 @@ async def test_every_backend_failing_is_one_clear_error(tmp_path: Path) -> None:
 
 async def test_a_backend_that_stalls_before_the_first_token_is_passed_over(tmp_path: Path) -> None:
     """R-TTFT-TIMEOUT."""
-    policy = POLICY.replace("first_token: 5s", "first_token: 50ms")
+    policy = POLICY.replace("first_token: 5s", "first_token: 300ms")
     backends = {"first": echo("first", first_token_delay_s=30.0), "second": echo("second")}
     async with gateway_over(tmp_path, backends, policy=policy) as gateway:
         answer = await gateway.call(CHAT, chat(stream=True))
