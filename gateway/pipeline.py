@@ -104,6 +104,9 @@ class GenerationEndpoint:
                 timeout_s=services.body_timeout_s,
             )
             exchange = self.dialect.parse(body, call.stamp)
+            if unknown := exchange.request.extra:
+                names = ", ".join(map(repr, unknown))
+                log.info("request %s: nothing reads %.200s", call.stamp.request_id, names)
             work = self._answer(call, principal, exchange, send)
             call.client_left = not await run_while_connected(work, receive, send)
         except ClientGone:

@@ -14,8 +14,7 @@ from collections.abc import Coroutine, Iterable
 from starlette.types import Message, Receive, Send
 
 from gateway.dialects.base import Reply
-
-KEEP_ALIVE = b": keep-alive\n\n"
+from gateway.dialects.sse import KEEP_ALIVE
 
 STREAM_HEADERS = (
     ("content-type", "text/event-stream; charset=utf-8"),

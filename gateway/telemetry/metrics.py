@@ -81,7 +81,6 @@ class Metrics:
             "turnout_limit_rejections", "Refused by a limit.", "tenant", "limit", "dimension"
         )
         self.attempts = counter("turnout_attempts", "Attempts on backends.", "backend", "outcome")
-        self.store_errors = counter("turnout_store_errors", "The limit store failed.", "operation")
         self.in_flight = gauge("turnout_inflight_requests", "Requests being served.")
         self.policy_info = gauge("turnout_policy_info", "The loaded policy.", "hash")
         self.backend_state = gauge(

@@ -460,3 +460,14 @@ async def test_a_prompt_beyond_the_context_is_not_blamed_on_a_limit(tmp_path: Pa
         answer = await gateway.call(CHAT, chat("word " * 5000))
         assert answer.status == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_field_that_nothing_reads_is_reported(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    """chat-unknown-fields: the request is served, and the log says what was left aside."""
+    caplog.set_level("INFO")
+    answer = await gateway.call(CHAT, chat(num_ctx=4096, user="u"))
+    assert answer.status == 200
+    assert "nothing reads 'num_ctx'" in caplog.text
+    assert "4096" not in caplog.text
