@@ -33,16 +33,4 @@ def open_engine(options: dict[str, OptionValue]) -> Engine:
         where="native",
         num_token_ids=load_tokenizer(model_path).num_token_ids,
     )
-    runner = build_runner(config)
-    return Engine(
-        runner,
-        model_id=model_path.stem,
-        description=f"native: {runner.description}",
-        dtype=runner.dtype,
-        device=runner.device,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_waiting=config.max_waiting,
-        clock=time.monotonic,
-        prefix_caching=config.prefix_caching,
-    )
+    return Engine(build_runner(config), config, clock=time.monotonic)

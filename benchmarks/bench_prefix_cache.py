@@ -23,7 +23,14 @@ from pathlib import Path
 from native_engine.config import EngineConfig
 from native_engine.engine import Engine
 from native_engine.model_runner import build_runner
-from native_engine.types import EngineRequest, Runner, SampledToken, SamplingParams, StepBatch
+from native_engine.types import (
+    EngineRequest,
+    Runner,
+    SampledToken,
+    SamplingParams,
+    SequenceResult,
+    StepBatch,
+)
 
 PROMPT_TOKENS = 1000
 NUM_DECODES = 32
@@ -34,29 +41,30 @@ ROUNDS = 6
 class NullRunner:
     """Draws token 5 at once."""
 
+    dtype = device = description = ""
+    deterministic = True
     num_blocks = 8192
     block_size = 16
     vocab_size = 49_152
     max_model_len = 8192
 
-    def execute(self, batch: StepBatch) -> list[SampledToken]:
-        token = SampledToken(token_id=5)
-        return [token for sequence in batch.sequences if sequence.sample]
+    def execute(self, batch: StepBatch) -> list[SequenceResult]:
+        result = SequenceResult((SampledToken(token_id=5),))
+        return [result if share.sample else SequenceResult() for share in batch.sequences]
 
 
 def make_engine(runner: Runner, *, max_num_batched_tokens: int, prefix_caching: bool) -> Engine:
     """An engine with a place for each of the decodes."""
     return Engine(
         runner,
-        model_id="bench",
-        description="",
-        dtype="",
-        device="",
-        max_num_seqs=NUM_DECODES,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_waiting=0,
+        EngineConfig(
+            model=Path("bench"),
+            max_num_seqs=NUM_DECODES,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_waiting=0,
+            prefix_caching=prefix_caching,
+        ),
         clock=time.monotonic,
-        prefix_caching=prefix_caching,
     )
 
 

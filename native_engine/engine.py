@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import chain
 
 from native_engine.block_manager import BlockManager
+from native_engine.config import EngineConfig
 from native_engine.errors import (
     DuplicateRequest,
     EngineError,
@@ -42,48 +43,32 @@ MAX_FAILED_STEPS = 3
 class Engine:
     """Continuous batching over any runner. Implements `native_engine.types.SteppedEngine`."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        *,
-        model_id: str,
-        description: str,
-        dtype: str,
-        device: str,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_waiting: int,
-        clock: Callable[[], float],
-        prefix_caching: bool = True,
-    ) -> None:
-        """`clock` gives monotonic seconds; the rest is told on by `info`.
-
-        Raises:
-            ValueError: max_num_batched_tokens is below max_num_seqs, or a size below 1.
-        """
+    def __init__(self, runner: Runner, config: EngineConfig, *, clock: Callable[[], float]) -> None:
+        """`clock` gives monotonic seconds. Sizes that the runner knows are taken from it."""
         self._runner = runner
         self._clock = clock
         self._block_manager = BlockManager(
             num_blocks=runner.num_blocks,
             block_size=runner.block_size,
-            prefix_caching=prefix_caching,
+            prefix_caching=config.prefix_caching,
         )
         self._scheduler = Scheduler(
             self._block_manager,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
         )
         self._info = EngineInfo(
-            model_id=model_id,
+            model_id=config.model.stem,
             max_model_len=runner.max_model_len,
             vocab_size=runner.vocab_size,
-            max_num_seqs=max_num_seqs,
-            max_waiting=max_waiting,
+            max_num_seqs=config.max_num_seqs,
+            max_waiting=config.max_waiting,
             num_blocks=runner.num_blocks,
             block_size=runner.block_size,
-            dtype=dtype,
-            device=device,
-            description=description,
+            dtype=runner.dtype,
+            device=runner.device,
+            description=runner.description,
+            deterministic=runner.deterministic,
         )
         self._max_num_tokens = min(runner.max_model_len, runner.num_blocks * runner.block_size)
         self._sequences: dict[str, Sequence] = {}  # waiting or running, by request id
@@ -173,7 +158,7 @@ class Engine:
 
         # Compute it. Whatever goes wrong ends the requests of this step, not the others.
         try:
-            tokens = self._runner.execute(StepBatch(sequences=tuple(step.shares)))
+            results = self._runner.execute(StepBatch(sequences=tuple(step.shares)))
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(step.sequences))
             return self._fail(step, error)
@@ -185,8 +170,9 @@ class Engine:
         # Hand out the tokens. Whoever was aborted while the step ran gets none.
         return [
             self._append(sequence, token)
-            for sequence, token in zip(step.sampled, tokens, strict=True)
+            for sequence, result in zip(step.sequences, results, strict=True)
             if sequence.status is SequenceStatus.RUNNING
+            for token in result.tokens
         ]
 
     def check_invariants(self) -> None:

@@ -27,7 +27,7 @@ from native_engine.models.decoder import Decoder, StepInputs
 from native_engine.models.rotary import rotary_tables
 from native_engine.noise import uniform
 from native_engine.sampler import SamplingRow, sample
-from native_engine.types import SampledToken, ScheduledSequence, StepBatch
+from native_engine.types import ScheduledSequence, SequenceResult, StepBatch
 
 PADDING_SLOT = -1
 
@@ -85,7 +85,6 @@ class ModelRunner:
 
     @property
     def deterministic(self) -> bool:
-        """Whether a sequence's tokens are the same, bit for bit, whatever else runs."""
         return self._product.is_invariant
 
     @property
@@ -110,7 +109,7 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def execute(self, batch: StepBatch) -> list[SampledToken]:
+    def execute(self, batch: StepBatch) -> list[SequenceResult]:
         """See `Runner`.
 
         Raises:
@@ -130,11 +129,15 @@ class ModelRunner:
                 last_rows.append(num_rows - 1)
                 sampled.append(SamplingRow(sequence.sampling, noise, sequence.history))
         if not sampled:
-            return []
+            return [SequenceResult()] * len(batch.sequences)
         num_padding = self._product.padded(len(sampled)) - len(sampled)
         rows = torch.tensor([*last_rows, *[0] * num_padding], device=hidden.device)
         logits = self._model.logits(hidden[rows])
-        return sample(logits[: len(sampled), : self._vocab_size], sampled)
+        tokens = iter(sample(logits[: len(sampled), : self._vocab_size], sampled))
+        return [
+            SequenceResult((next(tokens),)) if sequence.sample else SequenceResult()
+            for sequence in batch.sequences
+        ]
 
     def _inputs(self, batch: StepBatch) -> StepInputs:
         token_ids: list[int] = []

@@ -35,13 +35,12 @@ WORTH_A_STEP = 2
 class ScheduledStep:
     """A step being filled: the shares of the runner's batch, and the sequences they belong to."""
 
-    __slots__ = ("budget", "sampled", "sequences", "shares")
+    __slots__ = ("budget", "sequences", "shares")
 
     def __init__(self, budget: int) -> None:
         self.budget = budget  # tokens that may still be added
         self.shares: list[ScheduledSequence] = []
         self.sequences: list[Sequence] = []  # whose shares these are, in order
-        self.sampled: list[Sequence] = []  # those that get a token, in the same order
 
     def add(self, sequence: Sequence, wanted: int) -> None:
         """Plan the sequence's next `wanted` tokens, or what is left of the budget."""
@@ -50,10 +49,7 @@ class ScheduledStep:
         token_ids = sequence.token_ids
         start = sequence.num_computed_tokens
         stop = start + count
-        sample = stop == len(token_ids)
         self.sequences.append(sequence)
-        if sample:
-            self.sampled.append(sequence)
         self.shares.append(
             ScheduledSequence(
                 request_id=sequence.request_id,
@@ -61,7 +57,7 @@ class ScheduledStep:
                 start=start,
                 block_table=sequence.block_table,
                 sampling=sequence.sampling,
-                sample=sample,
+                sample=stop == len(token_ids),
                 history=sequence.history,
             )
         )

@@ -56,6 +56,10 @@ class EngineRequest:
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingParams
     cache_salt: str = ""  # sequences share KV blocks only under the same
+    tenant: str = ""  # whose it is: fair shares and quotas are counted by it
+    weight: float = 1.0  # of its tenant's share, against those of others that wait as well
+    priority: int = 0  # of its class: a higher one goes first
+    timeout_s: float | None = None  # from add(): what is not done by then ends as it stands
 
 
 class FinishReason(enum.Enum):
@@ -64,6 +68,7 @@ class FinishReason(enum.Enum):
     EOS = "eos"
     STOP = "stop"
     LENGTH = "length"
+    DEADLINE = "deadline"  # its time was over; comes without a token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +87,7 @@ class SampledToken:
 class SequenceOutput:
     """What one step did for one request: a token, or the error that ended it.
 
-    `finish_reason` or `error` is the end.
+    `finish_reason` or `error` is the end. A step that yields several tokens has as many outputs.
     """
 
     request_id: str
@@ -125,6 +130,7 @@ class EngineInfo:
     dtype: str
     device: str
     description: str  # one line for a human
+    deterministic: bool  # the same request yields the same tokens, whatever else runs
 
 
 class SteppedEngine(Protocol):
@@ -207,6 +213,13 @@ class StepBatch:
         return sum(len(sequence.token_ids) for sequence in self.sequences)
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceResult:
+    """What a step drew for one of its sequences."""
+
+    tokens: tuple[SampledToken, ...] = ()  # empty unless the share has `sample`
+
+
 class Runner(Protocol):
     """The device side of the engine: weights, KV cache, forward pass, sampling."""
 
@@ -222,9 +235,25 @@ class Runner(Protocol):
     @property
     def max_model_len(self) -> int: ...
 
-    def execute(self, batch: StepBatch) -> list[SampledToken]:
-        """Compute the batch, write its KV into the blocks, and draw one token per sequence with
-        `sample`, in order.
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether a sequence's tokens are the same, bit for bit, whatever else runs."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """One line for a human."""
+        ...
+
+    def execute(self, batch: StepBatch) -> list[SequenceResult]:
+        """Compute the batch, write its KV into the blocks, and draw a token for each sequence with
+        `sample`. One result per sequence, in order.
 
         The noise for a token at position p of a request (p = start + len(token_ids)) depends on
         (seed, p) only.

@@ -69,6 +69,7 @@ class CountingEngine:
             dtype="int",
             device="cpu",
             description="counts on from the last token of the prompt",
+            deterministic=True,
         )
 
     @property

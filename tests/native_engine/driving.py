@@ -61,8 +61,7 @@ def drive(runner: ModelRunner, sequences: Sequence[DrivenSequence]) -> None:
         sequence.block_table = [free.pop() for _ in range(-(-size // runner.block_size))]
     while running := [sequence for sequence in sequences if not sequence.is_done]:
         scheduled = [sequence.scheduled() for sequence in running]
-        sampled = iter(runner.execute(StepBatch(sequences=tuple(scheduled))))
-        for sequence, share in zip(running, scheduled, strict=True):
+        results = runner.execute(StepBatch(sequences=tuple(scheduled)))
+        for sequence, share, result in zip(running, scheduled, results, strict=True):
             sequence.computed += len(share.token_ids)
-            if share.sample:
-                sequence.outputs.append(next(sampled))
+            sequence.outputs += result.tokens

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+from native_engine.config import EngineConfig
 from native_engine.engine import Engine
 from native_engine.types import (
     EngineRequest,
@@ -34,15 +36,14 @@ def make_engine(
 ) -> Engine:
     return Engine(
         runner,
-        model_id="stub",
-        description="a stub",
-        dtype="int",
-        device="none",
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_waiting=max_waiting,
+        EngineConfig(
+            model=Path("stub"),
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_waiting=max_waiting,
+            prefix_caching=prefix_caching,
+        ),
         clock=clock,
-        prefix_caching=prefix_caching,
     )
 
 

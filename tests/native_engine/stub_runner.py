@@ -17,6 +17,7 @@ from native_engine.types import (
     SampledToken,
     SamplingParams,
     ScheduledSequence,
+    SequenceResult,
     StepBatch,
 )
 
@@ -49,6 +50,11 @@ def continuation(
 class StubRunner:
     """Implements `native_engine.types.Runner`; `on_execute` runs in the middle of each step."""
 
+    dtype = "int"
+    device = "none"
+    deterministic = True
+    description = "a stub"
+
     def __init__(
         self,
         *,
@@ -70,7 +76,7 @@ class StubRunner:
     def num_tokens_computed(self) -> int:
         return sum(batch.num_tokens for batch in self.batches)
 
-    def execute(self, batch: StepBatch) -> list[SampledToken]:
+    def execute(self, batch: StepBatch) -> list[SequenceResult]:
         """Write the batch's tokens, then read every context back whole."""
         ids = [share.request_id for share in batch.sequences]
         assert ids, "an empty batch"
@@ -84,11 +90,7 @@ class StubRunner:
                 assert share.history is not None
                 assert list(share.history.token_ids) == self._whole_context(share)
         self.on_execute(batch)
-        return [
-            SampledToken(token_id=next_token(context, share.sampling, self.vocab_size))
-            for context, share in ((self._whole_context(share), share) for share in batch.sequences)
-            if share.sample
-        ]
+        return [self._result(share) for share in batch.sequences]
 
     def poison(self, blocks: Iterable[int]) -> None:
         """Wipe blocks: whoever still reads them fails."""
@@ -101,6 +103,13 @@ class StubRunner:
         for share in batch.sequences:
             for position in range(share.start, share.start + len(share.token_ids)):
                 self._kv[self._slot(share, position)] = None
+
+    def _result(self, share: ScheduledSequence) -> SequenceResult:
+        context = self._whole_context(share)
+        if not share.sample:
+            return SequenceResult()
+        token_id = next_token(context, share.sampling, self.vocab_size)
+        return SequenceResult((SampledToken(token_id=token_id),))
 
     def _write(self, share: ScheduledSequence) -> None:
         context = self._context(share, share.start)

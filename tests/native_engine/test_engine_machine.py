@@ -15,9 +15,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from native_engine.engine import MAX_FAILED_STEPS, Engine
+from native_engine.engine import MAX_FAILED_STEPS
 from native_engine.errors import QueueFull, RequestTooLong
 from native_engine.types import EngineRequest, FinishReason, SamplingParams, StepBatch
+from tests.native_engine.harness import make_engine
 from tests.native_engine.stub_runner import StubRunner, continuation
 
 VOCAB_SIZE = 12  # small: eos and stop ids do come up
@@ -74,16 +75,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.max_num_tokens = min(max_model_len, num_blocks * block_size)
         self.max_num_seqs = max_num_seqs
         self.budget = max_num_seqs + spare_budget
-        self.engine = Engine(
+        self.engine = make_engine(
             self.runner,
-            model_id="stub",
-            description="",
-            dtype="",
-            device="",
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=self.budget,
             max_waiting=max_waiting,
-            clock=lambda: 0.0,
             prefix_caching=prefix_caching,
         )
         self.capacity = max_num_seqs + max_waiting

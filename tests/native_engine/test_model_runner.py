@@ -21,6 +21,7 @@ from native_engine.types import (
     SampledToken,
     SamplingParams,
     ScheduledSequence,
+    SequenceResult,
     StepBatch,
     TokenHistory,
 )
@@ -154,13 +155,7 @@ def test_penalties_count_what_they_should_at_every_step(tmp_path: Path, rules: L
 def engine_for(runner: ModelRunner) -> Engine:
     return Engine(
         runner,
-        model_id="m",
-        description="",
-        dtype="float32",
-        device="cpu",
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        max_waiting=8,
+        EngineConfig(model=Path("m"), max_num_seqs=8, max_num_batched_tokens=64, max_waiting=8),
         clock=lambda: 0.0,
     )
 
@@ -232,7 +227,7 @@ def test_a_step_without_samples_returns_none(tmp_path: Path) -> None:
     share = ScheduledSequence(
         request_id="r", token_ids=[1, 2], start=0, block_table=[3], sampling=GREEDY, sample=False
     )
-    assert runner.execute(StepBatch(sequences=(share,))) == []
+    assert runner.execute(StepBatch(sequences=(share,))) == [SequenceResult()]
     assert runner.execute(StepBatch(sequences=())) == []
 
 

@@ -20,15 +20,14 @@ SMOLLM2 = Path(".turnout/models/SmolLM2-135M-Instruct.Q4_1.gguf")
 def make_engine(runner: ModelRunner, *, prefix_caching: bool) -> Engine:
     return Engine(
         runner,
-        model_id="m",
-        description="",
-        dtype=runner.dtype,
-        device=runner.device,
-        max_num_seqs=8,
-        max_num_batched_tokens=40,
-        max_waiting=8,
+        EngineConfig(
+            model=Path("m"),
+            max_num_seqs=8,
+            max_num_batched_tokens=40,
+            max_waiting=8,
+            prefix_caching=prefix_caching,
+        ),
         clock=time.monotonic,
-        prefix_caching=prefix_caching,
     )
 
 

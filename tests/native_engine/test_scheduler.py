@@ -52,8 +52,8 @@ class Bench:
 def complete(step: ScheduledStep) -> None:
     for sequence, share in zip(step.sequences, step.shares, strict=True):
         sequence.num_computed_tokens += len(share.token_ids)
-    for sequence in step.sampled:
-        sequence.token_ids.append(0)
+        if share.sample:
+            sequence.token_ids.append(0)
 
 
 def test_mixes_a_chunk_of_prefill_behind_the_decodes() -> None:

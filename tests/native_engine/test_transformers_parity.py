@@ -62,13 +62,9 @@ def answers(runner: ModelRunner, prompts: Sequence[tuple[int, ...]]) -> list[lis
     """What a fresh engine answers to all prompts at once."""
     engine = Engine(
         runner,
-        model_id="smollm2",
-        description="",
-        dtype=runner.dtype,
-        device=runner.device,
-        max_num_seqs=32,
-        max_num_batched_tokens=64,
-        max_waiting=0,
+        EngineConfig(
+            model=Path("smollm2"), max_num_seqs=32, max_num_batched_tokens=64, max_waiting=0
+        ),
         clock=time.monotonic,
     )
     sampling = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)
