@@ -200,6 +200,7 @@ class ScheduledSequence:
         bool  # the last token's logits are sampled; false for a prefill chunk that is not the last
     )
     history: TokenHistory | None = None  # set if `sampling` has rules
+    num_drafts: int = 0  # of token_ids, the last so many are guesses: see `SequenceResult`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +208,7 @@ class StepBatch:
     """All that one forward pass computes: decodes first, then prefill chunks."""
 
     sequences: tuple[ScheduledSequence, ...]
+    copies: tuple[tuple[int, int], ...] = ()  # (from, to): whole blocks, before anything is written
 
     @property
     def num_tokens(self) -> int:
@@ -217,7 +219,9 @@ class StepBatch:
 class SequenceResult:
     """What a step drew for one of its sequences."""
 
-    tokens: tuple[SampledToken, ...] = ()  # empty unless the share has `sample`
+    tokens: tuple[SampledToken, ...] = ()
+    """Empty unless the share has `sample`. Then one after each draft's predecessor and one after
+    the last token: `num_drafts + 1`, each drawn as if all drafts before it were right."""
 
 
 class Runner(Protocol):
