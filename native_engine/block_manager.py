@@ -13,8 +13,8 @@ therefore never written to by two, and no table is ever changed in the middle: t
 were computed side by side stay two.
 
 Counts blocks, not bytes: the cache itself and the slot arithmetic belong to the runner. Paging
-follows PagedAttention (Kwon et al. 2023, arXiv:2309.06180). Block tables only grow while their
-sequence runs, so a runner may read them live.
+follows PagedAttention (Kwon et al. 2023, arXiv:2309.06180). During a step, block tables only grow
+while their sequence runs, so a runner may read them live; `trim` belongs between two steps.
 """
 
 from __future__ import annotations
@@ -179,6 +179,14 @@ class BlockManager:
                 self._free.prepend(block)
             else:
                 self._free.append(block)
+
+    def trim(self, sequence: Sequence) -> None:
+        """Take back the blocks past the sequence's known tokens. They are its own, and nameless."""
+        table = sequence.block_table
+        while len(table) > self.blocks_for(len(sequence.token_ids)):
+            block = table.pop()
+            self._ref_counts[block] = 0
+            self._free.prepend(block)
 
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
         """Hold the books against the tables of all live sequences. O(num_blocks), for tests.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Speculation = Literal["off", "prompt_lookup"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class EngineConfig:
     kv_cache_bytes: int = 0  # 0: a share of the free memory, see `model_runner`
     cpu_threads: int = 0  # 0: the cores this process may use, less one
     prefix_caching: bool = True  # find KV blocks of earlier prompts that begin alike
+    speculation: Speculation = "off"  # guess tokens ahead and verify them; outputs stay the same
+    max_draft_tokens: int = 7  # guesses of one sequence in one step
     num_token_ids: int = 0  # ids the tokenizer knows; 0: all rows of the model's embedding
 
     def __post_init__(self) -> None:
@@ -53,6 +56,11 @@ class EngineConfig:
             (self.max_waiting >= 0, "max_waiting must be at least 0"),
             (self.kv_cache_bytes >= 0, "kv_cache_bytes must be 0 (automatic) or more"),
             (0 <= self.cpu_threads <= 1024, "cpu_threads must be in [0, 1024]; 0 is automatic"),
+            (
+                self.speculation in get_args(Speculation),
+                f"speculation must be one of {get_args(Speculation)}",
+            ),
+            (1 <= self.max_draft_tokens <= 64, "max_draft_tokens must be in [1, 64]"),
             (self.num_token_ids >= 0, "num_token_ids must be 0 (the model's own) or more"),
         )
         for holds, message in checks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, pairwise
 
 from native_engine.block_manager import BlockManager
 from native_engine.config import EngineConfig
@@ -22,6 +22,7 @@ from native_engine.errors import (
 from native_engine.prefix_hash import root_hash
 from native_engine.scheduler import ScheduledStep, Scheduler
 from native_engine.sequence import Sequence, SequenceStatus
+from native_engine.speculation import Speculation
 from native_engine.types import (
     EngineInfo,
     EngineRequest,
@@ -30,7 +31,9 @@ from native_engine.types import (
     Runner,
     SampledToken,
     SamplingParams,
+    ScheduledSequence,
     SequenceOutput,
+    SequenceResult,
     StepBatch,
 )
 
@@ -56,6 +59,10 @@ class Engine:
             self._block_manager,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+        self._speculation = Speculation(
+            self._block_manager,
+            max_draft_tokens=config.max_draft_tokens if config.speculation != "off" else 0,
         )
         self._info = EngineInfo(
             model_id=config.model.stem,
@@ -102,6 +109,8 @@ class Engine:
             generation_tokens_total=self._generation_tokens_total,
             prefix_cache_queries=self._prompt_tokens_total if block_manager.prefix_caching else 0,
             prefix_cache_hits=self._prefix_cache_hits,
+            num_draft_tokens=self._speculation.num_draft_tokens,
+            num_accepted_tokens=self._speculation.num_accepted_tokens,
             num_cached_blocks=block_manager.num_named_blocks,
         )
 
@@ -155,6 +164,7 @@ class Engine:
         step = self._scheduler.schedule()
         if not step.sequences:
             return []
+        self._speculation.plan(step)
 
         # Compute it. Whatever goes wrong ends the requests of this step, not the others.
         try:
@@ -169,10 +179,14 @@ class Engine:
 
         # Hand out the tokens. Whoever was aborted while the step ran gets none.
         return [
-            self._append(sequence, token)
-            for sequence, result in zip(step.sequences, results, strict=True)
+            output
+            for sequence, share, result in zip(step.sequences, step.shares, results, strict=True)
             if sequence.status is SequenceStatus.RUNNING
-            for token in result.tokens
+            for output in (
+                self._verify(sequence, share, result)
+                if share.num_drafts
+                else [self._append(sequence, token) for token in result.tokens]
+            )
         ]
 
     def check_invariants(self) -> None:
@@ -215,16 +229,34 @@ class Engine:
             )
 
     def _record_computed(self, step: ScheduledStep, started_s: float) -> None:
-        block_size = self._block_manager.block_size
+        """What is known to be right: of drafts, `_verify` says it."""
         for sequence, share in zip(step.sequences, step.shares, strict=True):
-            start = share.start
-            stop = start + len(share.token_ids)
-            sequence.num_computed_tokens = stop
-            first_block, stop_block = start // block_size, stop // block_size
-            if first_block < stop_block and sequence.status is SequenceStatus.RUNNING:
-                self._block_manager.publish(sequence, first_block, stop_block)
+            self._advance(sequence, share.start + len(share.token_ids) - share.num_drafts)
             if sequence.queue_s is None:
                 sequence.queue_s = started_s - sequence.added_s
+
+    def _advance(self, sequence: Sequence, stop: int) -> None:
+        """The blocks hold the sequence's KV up to `stop`; those just filled get their names."""
+        block_size = self._block_manager.block_size
+        first_block, stop_block = sequence.num_computed_tokens // block_size, stop // block_size
+        sequence.num_computed_tokens = stop
+        if first_block < stop_block and sequence.status is SequenceStatus.RUNNING:
+            self._block_manager.publish(sequence, first_block, stop_block)
+
+    def _verify(
+        self, sequence: Sequence, share: ScheduledSequence, result: SequenceResult
+    ) -> list[SequenceOutput]:
+        """Take the tokens drawn while the drafts before them were right, as so many steps would."""
+        outputs = [self._append(sequence, result.tokens[0])]
+        for draft, (drawn, following) in zip(
+            share.token_ids[-share.num_drafts :], pairwise(result.tokens), strict=True
+        ):
+            if draft != drawn.token_id or sequence.status is not SequenceStatus.RUNNING:
+                break
+            self._advance(sequence, sequence.num_computed_tokens + 1)  # the draft's own KV
+            outputs.append(self._append(sequence, following))
+        self._speculation.settle(sequence, share.num_drafts, len(outputs) - 1)
+        return outputs
 
     def _append(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
         """Take one token into a running sequence, and end it if that was its last."""

@@ -11,7 +11,9 @@ the step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
 
 import torch
 
@@ -27,7 +29,7 @@ from native_engine.models.decoder import Decoder, StepInputs
 from native_engine.models.rotary import rotary_tables
 from native_engine.noise import uniform
 from native_engine.sampler import SamplingRow, sample
-from native_engine.types import ScheduledSequence, SequenceResult, StepBatch
+from native_engine.types import ScheduledSequence, SequenceResult, StepBatch, TokenHistory
 
 PADDING_SLOT = -1
 
@@ -118,24 +120,24 @@ class ModelRunner:
         if not batch.sequences:
             return []
         hidden = self._model.forward(self._inputs(batch), self._kv_cache, self._rotary)
-        last_rows: list[int] = []
+        drawn_rows: list[int] = []
         sampled: list[SamplingRow] = []
         num_rows = 0
         for sequence in batch.sequences:
             num_rows += len(sequence.token_ids)
             if sequence.sample:
-                position = sequence.start + len(sequence.token_ids)
-                noise = uniform(sequence.sampling.seed, position)
-                last_rows.append(num_rows - 1)
-                sampled.append(SamplingRow(sequence.sampling, noise, sequence.history))
+                drawn_rows += range(num_rows - 1 - sequence.num_drafts, num_rows)
+                sampled += _sampling_rows(sequence)
         if not sampled:
             return [SequenceResult()] * len(batch.sequences)
         num_padding = self._product.padded(len(sampled)) - len(sampled)
-        rows = torch.tensor([*last_rows, *[0] * num_padding], device=hidden.device)
+        rows = torch.tensor([*drawn_rows, *[0] * num_padding], device=hidden.device)
         logits = self._model.logits(hidden[rows])
         tokens = iter(sample(logits[: len(sampled), : self._vocab_size], sampled))
         return [
-            SequenceResult((next(tokens),)) if sequence.sample else SequenceResult()
+            SequenceResult(tuple(islice(tokens, sequence.num_drafts + 1)))
+            if sequence.sample
+            else SequenceResult()
             for sequence in batch.sequences
         ]
 
@@ -170,6 +172,22 @@ class ModelRunner:
     def _slots(self, sequence: ScheduledSequence, positions: Sequence[int]) -> list[int]:
         size = self._block_size
         return [sequence.block_table[p // size] * size + p % size for p in positions]
+
+
+def _sampling_rows(sequence: ScheduledSequence) -> Iterator[SamplingRow]:
+    """How the token after the last known one is drawn, then how those after each draft are: with
+    the noise of their own positions, and a history in which the drafts before them are known.
+    """
+    sampling, history = sequence.sampling, sequence.history
+    stop = sequence.start + len(sequence.token_ids)
+    drafts = sequence.token_ids[len(sequence.token_ids) - sequence.num_drafts :]
+    for count, position in enumerate(range(stop - sequence.num_drafts, stop + 1)):
+        noise = uniform(sampling.seed, position)
+        yield SamplingRow(sampling, noise, history and _with_drafts(history, drafts[:count]))
+
+
+def _with_drafts(history: TokenHistory, drafts: Sequence[int]) -> TokenHistory:
+    return replace(history, token_ids=[*history.token_ids, *drafts]) if drafts else history
 
 
 def build_runner(config: EngineConfig) -> ModelRunner:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from native_engine.drafter import Drafter
 from native_engine.types import SamplingParams, TokenHistory
 
 
@@ -39,6 +40,7 @@ class Sequence:
     num_cached_tokens: int | None = None  # found in the cache when it was first admitted
     was_held_back: bool = False  # for a step, to find in the cache what a neighbour computed in it
     queue_s: float | None = None  # set when its first step has been computed
+    drafter: Drafter | None = None  # set once its tokens have been guessed ahead
     history: TokenHistory | None = None  # a view of `token_ids`, if `sampling` has rules
 
     def __post_init__(self) -> None:

@@ -113,6 +113,8 @@ class EngineStats:
     generation_tokens_total: int = 0
     prefix_cache_queries: int = 0  # prompt tokens looked for in the prefix cache, ever
     prefix_cache_hits: int = 0  # and found
+    num_draft_tokens: int = 0  # guessed ahead and verified, ever
+    num_accepted_tokens: int = 0  # and found right
     num_cached_blocks: int = 0  # blocks that the prefix cache can find now, in use or free
 
 
@@ -259,7 +261,7 @@ class Runner(Protocol):
         """Compute the batch, write its KV into the blocks, and draw a token for each sequence with
         `sample`. One result per sequence, in order.
 
-        The noise for a token at position p of a request (p = start + len(token_ids)) depends on
-        (seed, p) only.
+        The noise for a token at position p of a request (start + len(token_ids) is that of the last
+        drawn) depends on (seed, p) only.
         """
         ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from native_engine.config import EngineConfig
+from native_engine.config import EngineConfig, Speculation
 from native_engine.engine import Engine
 from native_engine.types import (
     EngineRequest,
@@ -33,6 +33,7 @@ def make_engine(
     max_waiting: int = 8,
     clock: Callable[[], float] = lambda: 0.0,
     prefix_caching: bool = True,
+    speculation: Speculation = "off",
 ) -> Engine:
     return Engine(
         runner,
@@ -42,6 +43,7 @@ def make_engine(
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=max_waiting,
             prefix_caching=prefix_caching,
+            speculation=speculation,
         ),
         clock=clock,
     )

@@ -88,7 +88,9 @@ class StubRunner:
         for share in batch.sequences:
             if share.sample and share.sampling.rules is not None:
                 assert share.history is not None
-                assert list(share.history.token_ids) == self._whole_context(share)
+                known = len(share.history.token_ids)
+                assert known == share.start + len(share.token_ids) - share.num_drafts
+                assert list(share.history.token_ids) == self._whole_context(share)[:known]
         self.on_execute(batch)
         return [self._result(share) for share in batch.sequences]
 
@@ -108,8 +110,9 @@ class StubRunner:
         context = self._whole_context(share)
         if not share.sample:
             return SequenceResult()
-        token_id = next_token(context, share.sampling, self.vocab_size)
-        return SequenceResult((SampledToken(token_id=token_id),))
+        lengths = range(len(context) - share.num_drafts, len(context) + 1)
+        drawn = (next_token(context[:n], share.sampling, self.vocab_size) for n in lengths)
+        return SequenceResult(tuple(SampledToken(token_id=token_id) for token_id in drawn))
 
     def _write(self, share: ScheduledSequence) -> None:
         context = self._context(share, share.start)

@@ -22,6 +22,9 @@ from native_engine.config import EngineConfig
         ("max_waiting", -1),
         ("kv_cache_bytes", -1),
         ("cpu_threads", -1),
+        ("speculation", "eagle"),
+        ("max_draft_tokens", 0),
+        ("max_draft_tokens", 65),
         ("num_token_ids", -1),
     ],
 )

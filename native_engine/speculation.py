@@ -1,0 +1,94 @@
+"""Speculative decoding: decodes that verify guessed tokens in the same step as their own.
+
+A step reads all weights once, however few rows it has, so a few more rows are almost free. A decode
+may therefore bring drafts, guesses at the tokens after its last known one: the runner draws a token
+after each row, and those drawn while the drafts before them were right count.
+
+Why no output changes: the token at a position is a function of the tokens before it and of noise
+that depends on seed and position alone, and a row has the same bits in any step. A token drawn
+after right drafts is therefore the very one that plain decoding draws there, and all others are
+thrown away. This is exact rejection sampling (Leviathan et al., arXiv:2211.17192) for a draft that
+is a point mass: it is accepted with its probability p(draft), for so often the noise draws it, and
+otherwise the token drawn has the distribution of the rest.
+
+The KV of rejected drafts stays behind in slots past `num_computed_tokens`, where it is never
+published and never read, and is overwritten when the right token comes.
+
+Knows steps and blocks, not how guesses are made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from native_engine.block_manager import BlockManager
+from native_engine.drafter import Drafter
+from native_engine.scheduler import ScheduledStep
+from native_engine.sequence import Sequence
+
+MAX_ROWS = 8
+"""Rows of a step that has drafts."""
+
+
+class Speculation:
+    """Adds drafts to planned steps and counts what came of them."""
+
+    def __init__(self, block_manager: BlockManager, *, max_draft_tokens: int) -> None:
+        """max_draft_tokens: of one sequence in one step; 0 turns it off."""
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        self._block_manager = block_manager
+        self._max_draft_tokens = max_draft_tokens
+
+    def plan(self, step: ScheduledStep) -> None:
+        """Let decodes of a step guess with what nobody else wanted: rows, budget and free blocks.
+
+        Blocks taken here are given back in `settle`, as far as the guesses were wrong.
+        """
+        if not self._max_draft_tokens:
+            return
+        num_rows = sum(len(share.token_ids) for share in step.shares)
+        num_left = min(step.budget, MAX_ROWS - num_rows)
+        for index, (sequence, share) in enumerate(zip(step.sequences, step.shares, strict=True)):
+            if num_left < 1:
+                return
+            if share.start < sequence.num_prompt_tokens or not share.sample:
+                continue
+            guess = self._guess(sequence, num_left)
+            if guess:
+                step.shares[index] = replace(
+                    share, token_ids=[*share.token_ids, *guess], num_drafts=len(guess)
+                )
+                step.budget -= len(guess)
+                num_left -= len(guess)
+
+    def settle(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """Learn from a verified guess; a running sequence keeps the blocks of known tokens only."""
+        self.num_draft_tokens += num_drafts
+        self.num_accepted_tokens += num_accepted
+        if sequence.drafter is not None:
+            sequence.drafter.record(num_drafts, num_accepted)
+        self._block_manager.trim(sequence)
+
+    def _guess(self, sequence: Sequence, most: int) -> list[int]:
+        """At most so many drafts, with the blocks for them. The last token is never a draft: what
+        comes after all of them must still fit.
+        """
+        block_manager = self._block_manager
+        num_known = len(sequence.token_ids)
+        num_slots = block_manager.block_size * (
+            len(sequence.block_table) + block_manager.num_free_blocks
+        )
+        if sequence.drafter is None:
+            sequence.drafter = Drafter(sequence.token_ids)
+        guess = sequence.drafter.guess(
+            min(
+                most,
+                self._max_draft_tokens,
+                sequence.max_num_tokens - num_known - 1,
+                num_slots - num_known,
+            )
+        )
+        num_blocks = block_manager.blocks_for(num_known + len(guess)) - len(sequence.block_table)
+        block_manager.allocate(sequence, max(0, num_blocks))
+        return guess

@@ -1,0 +1,307 @@
+"""Speculation over the stub: the outputs of plain decoding, in fewer steps and at nobody's cost."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from native_engine.engine import Engine
+from native_engine.noise import uniform
+from native_engine.speculation import MAX_ROWS
+from native_engine.types import (
+    EngineRequest,
+    FinishReason,
+    LogitRules,
+    SampledToken,
+    ScheduledSequence,
+    SequenceResult,
+    StepBatch,
+)
+from tests.native_engine.harness import Transcript, drain, expected, make_engine, make_request
+from tests.native_engine.stub_runner import StubRunner
+
+PERIOD = (1, 2, 3, 4)
+
+
+class RepeatingRunner(StubRunner):
+    """Goes on with the period for as long as it holds, and draws as the stub does behind it."""
+
+    holds_until = 40
+
+    def _result(self, share: ScheduledSequence) -> SequenceResult:
+        result = super()._result(share)
+        first = share.start + len(share.token_ids) - share.num_drafts
+        return SequenceResult(
+            tuple(
+                SampledToken(token_id=PERIOD[position % 4])
+                if position < self.holds_until
+                else token
+                for position, token in enumerate(result.tokens, first)
+            )
+        )
+
+
+def repeating(request_id: str = "a", *, max_tokens: int = 30, **options: object) -> EngineRequest:
+    return make_request(request_id, prompt=PERIOD * 2, max_tokens=max_tokens, **options)  # type: ignore[arg-type]
+
+
+def outputs_and_steps(
+    request: EngineRequest, *, speculates: bool, runner: StubRunner
+) -> tuple[tuple[list[int], FinishReason], int]:
+    engine = make_engine(runner, speculation="prompt_lookup" if speculates else "off")
+    engine.add(request)
+    return drain(engine).of(request.request_id), len(runner.batches)
+
+
+def random_request(choose: random.Random, request_id: str, vocab_size: int) -> EngineRequest:
+    return make_request(
+        request_id,
+        prompt=tuple(choose.choices(range(vocab_size), k=choose.randint(1, 20))),
+        max_tokens=choose.randint(1, 40),
+        temperature=choose.choice([0.0, 1.0]),
+        seed=choose.randrange(4),
+        eos=choose.choice([(), (), (0,)]),
+        stop=choose.choice([(), (), (1,)]),
+        ignore_eos=choose.random() < 0.5,
+        rules=choose.choice([None, LogitRules(presence_penalty=1.0)]),
+        cache_salt=choose.choice(["", "", "other"]),
+    )
+
+
+def poison_free_blocks(engine: Engine, runner: StubRunner) -> None:
+    held = {block for s in engine._scheduler.running for block in s.block_table}
+    cached = set(engine._block_manager._blocks.values())
+    runner.poison(set(range(runner.num_blocks)) - held - cached)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_schedules_yield_what_each_request_yields_alone(seed: int) -> None:
+    """With few kinds of token about half of the guesses fail; blocks are short, requests come and
+    go in the middle of steps, and what a rejected draft left in a freed block is wiped.
+    """
+    choose = random.Random(seed)
+    vocab_size = choose.choice([2, 3])
+    runner = StubRunner(
+        num_blocks=choose.randint(4, 24),
+        block_size=choose.randint(1, 5),
+        vocab_size=vocab_size,
+        max_model_len=choose.randint(10, 60),
+    )
+    num_seqs = choose.randint(1, 6)
+    budget = num_seqs + choose.randint(0, 12)
+    engine = make_engine(
+        runner,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=budget,
+        max_waiting=100,
+        prefix_caching=choose.random() < 0.7,
+        speculation="prompt_lookup",
+    )
+    longest = min(runner.max_model_len, runner.num_blocks * runner.block_size)
+    transcript, live = Transcript(), dict[str, EngineRequest]()
+    for index in range(200):
+        if choose.random() < 0.3:
+            request = random_request(choose, str(index), vocab_size)
+            if len(request.prompt_token_ids) < longest:
+                engine.add(request)
+                live[request.request_id] = runner.requests[request.request_id] = request
+        if live and choose.random() < 0.05:
+            aborted = choose.choice(list(live))
+            del live[aborted]
+            runner.on_execute = lambda batch, aborted=aborted: engine.abort(aborted)  # type: ignore[misc]
+        poison_free_blocks(engine, runner)
+        transcript.record(engine.step())
+        runner.on_execute = lambda batch: None
+        engine.check_invariants()
+    drain(engine, transcript)
+    assert all(
+        transcript.of(request_id) == expected(live[request_id], runner) for request_id in live
+    )
+    assert all(batch.num_tokens <= budget for batch in runner.batches)
+
+
+def test_random_schedules_do_accept_and_reject_drafts() -> None:
+    """Lest the test above hold for want of drafts."""
+    choose = random.Random(0)
+    runner = StubRunner(vocab_size=2)
+    engine = make_engine(runner, speculation="prompt_lookup")
+    for index in range(4):
+        engine.add(make_request(str(index), prompt=(choose.randrange(2),), max_tokens=100))
+    drain(engine)
+    stats = engine.stats()
+    assert 20 < stats.num_accepted_tokens < stats.num_draft_tokens - 20
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
+def test_a_repeating_answer_takes_fewer_steps_and_stays_the_same(block_size: int) -> None:
+    plain, slow = outputs_and_steps(
+        repeating(), speculates=False, runner=RepeatingRunner(block_size=block_size)
+    )
+    guessed, fast = outputs_and_steps(
+        repeating(), speculates=True, runner=RepeatingRunner(block_size=block_size)
+    )
+    assert guessed == plain
+    assert slow == 30
+    assert fast <= 8
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+def test_max_tokens_ends_an_answer_among_accepted_drafts(max_tokens: int) -> None:
+    request = repeating(max_tokens=max_tokens)
+    (tokens, reason), _ = outputs_and_steps(request, speculates=True, runner=RepeatingRunner())
+    assert (len(tokens), reason) == (max_tokens, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("ends_at", range(1, 20))
+def test_eos_or_a_stop_id_ends_an_answer_among_accepted_drafts(ends_at: int) -> None:
+    """Exactly there: drafts accepted after it yield nothing, and leave no block behind."""
+
+    class Ending(RepeatingRunner):
+        def _result(self, share: ScheduledSequence) -> SequenceResult:
+            first = share.start + len(share.token_ids) - share.num_drafts
+            return SequenceResult(
+                tuple(
+                    SampledToken(token_id=9) if position == 7 + ends_at else token
+                    for position, token in enumerate(super()._result(share).tokens, first)
+                )
+            )
+
+    prompt = (*PERIOD, 9, *PERIOD)  # the guesses know of 9 as well
+    for ending, reason in (({"eos": (9,)}, FinishReason.EOS), ({"stop": (9,)}, FinishReason.STOP)):
+        request = make_request("a", prompt=prompt[-8:], max_tokens=30, **ending)  # type: ignore[arg-type]
+        plain, _ = outputs_and_steps(request, speculates=False, runner=Ending())
+        guessed, _ = outputs_and_steps(request, speculates=True, runner=Ending())
+        assert guessed == plain
+        assert (len(plain[0]), plain[1]) == (ends_at, reason)
+
+
+def test_every_output_has_one_token_and_only_the_first_says_what_was_cached() -> None:
+    engine = make_engine(RepeatingRunner(), speculation="prompt_lookup")
+    engine.add(repeating())
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    assert len(outputs) == 30
+    assert all(output.token is not None for output in outputs)
+    assert [output.cached_tokens for output in outputs] == [0] + [None] * 29
+    assert [output.finish_reason for output in outputs] == [None] * 29 + [FinishReason.LENGTH]
+
+
+def test_stats_count_guesses_and_those_that_were_right() -> None:
+    runner = RepeatingRunner()
+    engine = make_engine(runner, speculation="prompt_lookup")
+    engine.add(repeating())
+    drain(engine)
+    stats = engine.stats()
+    drafts = sum(share.num_drafts for batch in runner.batches for share in batch.sequences)
+    assert stats.num_draft_tokens == drafts
+    assert stats.num_accepted_tokens == 30 - len(runner.batches)
+    assert stats.generation_tokens_total == 30
+
+
+def test_drafts_leave_prefills_and_other_decodes_their_budget() -> None:
+    runner = RepeatingRunner(num_blocks=200, max_model_len=400)
+    engine = make_engine(
+        runner, max_num_seqs=2, max_num_batched_tokens=6, speculation="prompt_lookup"
+    )
+    engine.add(repeating("decodes"))
+    engine.step()
+    engine.step()
+    engine.add(make_request("prefills", prompt=20))
+    engine.step()
+    while engine._sequences["prefills"].num_computed_tokens < 20:
+        batch = runner.batches[-1]
+        assert [(len(s.token_ids), s.num_drafts) for s in batch.sequences] == [(1, 0), (5, 0)]
+        engine.step()
+    assert max(batch.num_tokens for batch in runner.batches) <= 6
+
+
+def test_drafts_take_free_blocks_only_and_give_them_back() -> None:
+    """Three blocks of four: the neighbour's growth finds the free one, drafts or not."""
+    runner = RepeatingRunner(num_blocks=5, block_size=4)
+    engine = make_engine(runner, speculation="prompt_lookup")
+    engine.add(make_request("a", prompt=PERIOD, max_tokens=12))
+    engine.add(make_request("b", prompt=2, max_tokens=2))
+    transcript = drain(engine)
+    assert engine.stats().num_preemptions == 0
+    assert len(transcript.tokens["a"]) == 12
+
+
+def test_as_many_preemptions_with_drafts_as_without() -> None:
+    preemptions = []
+    for speculation in ("off", "prompt_lookup"):
+        engine = make_engine(
+            StubRunner(num_blocks=9, block_size=4, vocab_size=2),
+            speculation=speculation,
+        )
+        for index in range(3):
+            engine.add(make_request(str(index), prompt=(0, 1) * 4, max_tokens=12))
+        while engine.has_work:
+            engine.step()
+            for sequence in engine._scheduler.running:
+                assert len(sequence.block_table) <= -(-len(sequence.token_ids) // 4)
+        preemptions.append(engine.stats().num_preemptions)
+    assert preemptions[1] <= preemptions[0]
+
+
+def test_a_crowded_step_has_no_drafts() -> None:
+    runner = RepeatingRunner(num_blocks=400)
+    engine = make_engine(
+        runner, max_num_seqs=12, max_num_batched_tokens=200, speculation="prompt_lookup"
+    )
+    for index in range(12):
+        engine.add(repeating(str(index), max_tokens=10 + index))
+    drain(engine)
+    for batch in runner.batches:
+        if any(share.num_drafts for share in batch.sequences):
+            assert batch.num_tokens <= MAX_ROWS
+    assert engine.stats().num_draft_tokens > 0
+
+
+def test_a_failed_step_with_drafts_ends_its_requests_alone() -> None:
+    runner = RepeatingRunner()
+    engine = make_engine(runner, speculation="prompt_lookup")
+    engine.add(repeating())
+    engine.step()
+
+    def explode(batch: StepBatch) -> None:
+        assert batch.sequences[0].num_drafts
+        raise RuntimeError("injected")
+
+    runner.on_execute = explode
+    (output,) = engine.step()
+    assert output.error is not None
+    runner.on_execute = lambda batch: None
+    engine.add(repeating("b"))
+    assert len(drain(engine).tokens["b"]) == 30
+
+
+def test_blocks_of_rejected_drafts_are_never_found_by_another_prompt() -> None:
+    """The answer's own blocks are, and hold what plain decoding put there."""
+    runner = RepeatingRunner(block_size=4)
+    engine = make_engine(runner, speculation="prompt_lookup")
+    request = repeating(max_tokens=60)
+    engine.add(request)
+    tokens, _ = drain(engine).of("a")
+    again = make_request("b", prompt=(*request.prompt_token_ids, *tokens), max_tokens=1)
+    engine.add(again)
+    transcript = drain(engine)
+    assert transcript.cached_tokens["b"] == (8 + 60 - 1) // 4 * 4
+
+
+def test_accepting_a_guess_iff_it_is_drawn_keeps_the_distribution() -> None:
+    """Over 40,000 seeds and p = (0.5, 0.3, 0.2), with the guess 1: it is accepted 0.3 of the time,
+    what is drawn otherwise has the rest's distribution, and all together p.
+    """
+    draws = [
+        0 if noise < 0.5 else 1 if noise < 0.8 else 2
+        for noise in (uniform(seed, 17) for seed in range(40_000))
+    ]
+    counts = Counter(draws)
+    for token_id, probability in enumerate((0.5, 0.3, 0.2)):
+        assert counts[token_id] / 40_000 == pytest.approx(probability, abs=0.01)
+    rejected = counts[0] + counts[2]
+    assert rejected / 40_000 == pytest.approx(1 - 0.3, abs=0.01)
+    assert counts[0] / rejected == pytest.approx(0.5 / 0.7, abs=0.01)
