@@ -46,6 +46,8 @@ class BackendStatus:
     generation_tokens_total: int = 0
     prefix_cache_queries: int = 0  # prompt tokens looked for in the prefix cache
     prefix_cache_hits: int = 0  # and found
+    num_draft_tokens: int = 0  # guessed ahead and verified
+    num_accepted_tokens: int = 0  # and found right
     engine: str = ""  # one line for a human: kind, dtype, device, determinism
 
 

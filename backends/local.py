@@ -84,6 +84,8 @@ class LocalBackend:
             generation_tokens_total=stats.generation_tokens_total,
             prefix_cache_queries=stats.prefix_cache_queries,
             prefix_cache_hits=stats.prefix_cache_hits,
+            num_draft_tokens=stats.num_draft_tokens,
+            num_accepted_tokens=stats.num_accepted_tokens,
         )
         if info is None:
             return known

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from native_engine.prompt_lookup import PromptLookup
 
-FIRST_LENGTH = 3
+FIRST_LENGTH = 2
 """Tokens of the first guess."""
 
 MAX_PAUSE = 64

@@ -29,6 +29,7 @@ from native_engine.models.decoder import Decoder, StepInputs
 from native_engine.models.rotary import rotary_tables
 from native_engine.noise import uniform
 from native_engine.sampler import SamplingRow, sample
+from native_engine.speculation import MAX_ROWS
 from native_engine.types import ScheduledSequence, SequenceResult, StepBatch, TokenHistory
 
 PADDING_SLOT = -1
@@ -257,7 +258,7 @@ def _product(config: EngineConfig, model: Decoder) -> InvariantProduct:
         return InvariantProduct(is_invariant=True)
     of_layer, head = model.matrices
     probed = [(matrix, config.max_num_batched_tokens) for matrix in of_layer]
-    probed.append((head, config.max_num_seqs))
+    probed.append((head, max(config.max_num_seqs, MAX_ROWS)))  # drafts are drawn after as well
     return find_invariant_product(
         [(matrix, rows) for matrix, rows in probed if isinstance(matrix, torch.Tensor)]
     )

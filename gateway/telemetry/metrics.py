@@ -103,6 +103,12 @@ class Metrics:
         self.prefix_hits = gauge(
             "vllm:prefix_cache_hits_total", "Prompt tokens found cached.", "model_name"
         )
+        self.draft_tokens = gauge(
+            "vllm:spec_decode_num_draft_tokens_total", "Tokens guessed ahead.", "model_name"
+        )
+        self.accepted_tokens = gauge(
+            "vllm:spec_decode_num_accepted_tokens_total", "Of these, found right.", "model_name"
+        )
 
     def record(self, record: RequestRecord) -> None:
         """Count one finished request."""
@@ -132,4 +138,6 @@ class Metrics:
             self.engine_generation_tokens.labels(name).set(status.generation_tokens_total)
             self.prefix_queries.labels(name).set(status.prefix_cache_queries)
             self.prefix_hits.labels(name).set(status.prefix_cache_hits)
+            self.draft_tokens.labels(name).set(status.num_draft_tokens)
+            self.accepted_tokens.labels(name).set(status.num_accepted_tokens)
         return generate_latest(self.registry)

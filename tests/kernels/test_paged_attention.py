@@ -173,6 +173,16 @@ def test_refuses_a_cache_that_is_not_contiguous(implementation: Implementation) 
         paged_attention(torch.zeros(1, 4, 64), cache, cache, metadata, 0.125)
 
 
+def test_on_the_cpu_a_decode_has_the_same_bits_alone_and_with_drafts_behind_it() -> None:
+    heads = Heads(num_heads=9, num_kv_heads=3, head_dim=64)
+    sequence = make_sequence(heads, query_len=600, context_len=600)
+    for stop in (9, 256, 259, 513, 600):
+        alone = [run("cpu", heads, [sequence.chunk(p, p + 1)])[0] for p in range(stop - 8, stop)]
+        for num_rows in range(2, 9):
+            together, _ = run("cpu", heads, [sequence.chunk(stop - num_rows, stop)], seed=num_rows)
+            assert torch.equal(together, torch.cat(alone[-num_rows:]))
+
+
 @pytest.mark.parametrize(
     ("query", "complaint"),
     [

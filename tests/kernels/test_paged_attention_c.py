@@ -40,3 +40,19 @@ def test_a_token_sees_its_window_alone_and_has_the_same_bits_in_any_chunk(window
     assert_near(whole, torch.einsum("hqk,kd->qhd", weights, values), torch.float32)
     for first, stop in ((0, 1), (40, 70), (129, 130)):
         assert torch.equal(attend(query[first:stop], caches, stop, window), whole[first:stop])
+
+
+@pytest.mark.parametrize("window", [0, 20, 60])
+@pytest.mark.parametrize("stop", [8, 17, 48, 52, 97, 130])
+def test_a_decode_has_the_same_bits_alone_and_with_drafts_behind_it(window: int, stop: int) -> None:
+    """Up to 8 rows of one sequence, across the borders of blocks and tiles; what a rejected draft
+    left in the slots after them is not read.
+    """
+    query = normal(CONTEXT_LEN, 2, HEAD_DIM)
+    caches = normal(2, 9, 1, 16, HEAD_DIM, seed=1)
+    alone = [attend(query[p : p + 1], caches, p + 1, window) for p in range(stop)]
+    for num_rows in range(2, 9):
+        rows = slice(stop - num_rows, stop)
+        assert torch.equal(attend(query[rows], caches, stop, window), torch.cat(alone[rows]))
+    caches.flatten(1, 3)[:, stop:] = float("nan")
+    assert torch.equal(attend(query[stop - 1 : stop], caches, stop, window), alone[-1])
