@@ -230,30 +230,32 @@ class Engine:
 
     def _record_computed(self, step: ScheduledStep, started_s: float) -> None:
         """What is known to be right: of drafts, `_verify` says it."""
+        block_size = self._block_manager.block_size
         for sequence, share in zip(step.sequences, step.shares, strict=True):
-            self._advance(sequence, share.start + len(share.token_ids) - share.num_drafts)
+            start = share.start
+            stop = start + len(share.token_ids) - share.num_drafts
+            sequence.num_computed_tokens = stop
+            first_block, stop_block = start // block_size, stop // block_size
+            if first_block < stop_block and sequence.status is SequenceStatus.RUNNING:
+                self._block_manager.publish(sequence, first_block, stop_block)
             if sequence.queue_s is None:
                 sequence.queue_s = started_s - sequence.added_s
-
-    def _advance(self, sequence: Sequence, stop: int) -> None:
-        """The blocks hold the sequence's KV up to `stop`; those just filled get their names."""
-        block_size = self._block_manager.block_size
-        first_block, stop_block = sequence.num_computed_tokens // block_size, stop // block_size
-        sequence.num_computed_tokens = stop
-        if first_block < stop_block and sequence.status is SequenceStatus.RUNNING:
-            self._block_manager.publish(sequence, first_block, stop_block)
 
     def _verify(
         self, sequence: Sequence, share: ScheduledSequence, result: SequenceResult
     ) -> list[SequenceOutput]:
         """Take the tokens drawn while the drafts before them were right, as so many steps would."""
+        block_size = self._block_manager.block_size
         outputs = [self._append(sequence, result.tokens[0])]
         for draft, (drawn, following) in zip(
             share.token_ids[-share.num_drafts :], pairwise(result.tokens), strict=True
         ):
             if draft != drawn.token_id or sequence.status is not SequenceStatus.RUNNING:
                 break
-            self._advance(sequence, sequence.num_computed_tokens + 1)  # the draft's own KV
+            sequence.num_computed_tokens += 1  # the draft's own KV is right as well
+            num_blocks, offset = divmod(sequence.num_computed_tokens, block_size)
+            if not offset:
+                self._block_manager.publish(sequence, num_blocks - 1, num_blocks)
             outputs.append(self._append(sequence, following))
         self._speculation.settle(sequence, share.num_drafts, len(outputs) - 1)
         return outputs

@@ -9,7 +9,8 @@ that depends on seed and position alone, and a row has the same bits in any step
 after right drafts is therefore the very one that plain decoding draws there, and all others are
 thrown away. This is exact rejection sampling (Leviathan et al., arXiv:2211.17192) for a draft that
 is a point mass: it is accepted with its probability p(draft), for so often the noise draws it, and
-otherwise the token drawn has the distribution of the rest.
+otherwise the token drawn has the distribution of the rest. (Where a runner is not deterministic,
+drafts move a row's last bits as neighbours do.)
 
 The KV of rejected drafts stays behind in slots past `num_computed_tokens`, where it is never
 published and never read, and is overwritten when the right token comes.
@@ -27,7 +28,9 @@ from native_engine.scheduler import ScheduledStep
 from native_engine.sequence import Sequence
 
 MAX_ROWS = 8
-"""Rows of a step that has drafts."""
+"""Rows of a step that has drafts: so many the CPU's product computes in one reading of the weights.
+SmolLM2, one sequence on a busy machine, as a multiple of 1 row: 1.09 with 4, 1.35 with 8, 1.55 with
+9, 2.1 with 16."""
 
 
 class Speculation:
