@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.copy_blocks import copy_blocks
 from kernels.cpu.library import library
 from kernels.paged_attention import AttentionMetadata
 from native_engine.batch_invariance import InvariantProduct, find_invariant_product
@@ -115,6 +116,8 @@ class ModelRunner:
         Raises:
             NonFiniteLogits: the model computed NaN for a row; nothing was sampled.
         """
+        if batch.copies:
+            self._copy_blocks(batch.copies)
         if not batch.sequences:
             return []
         hidden = self._model.forward(self._inputs(batch), self._kv_cache, self._rotary)
@@ -138,6 +141,11 @@ class ModelRunner:
             SequenceResult((next(tokens),)) if sequence.sample else SequenceResult()
             for sequence in batch.sequences
         ]
+
+    def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        pairs = torch.tensor(copies, dtype=torch.int64, device=self._model.device)
+        for key_cache, value_cache in self._kv_cache:
+            copy_blocks(key_cache, value_cache, pairs)
 
     def _inputs(self, batch: StepBatch) -> StepInputs:
         token_ids: list[int] = []
