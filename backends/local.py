@@ -145,7 +145,8 @@ class LocalBackend:
         prompts: Sequence[tuple[int, ...]],
         info: engine.EngineInfo,
     ) -> list[engine.EngineRequest]:
-        """One sequence per choice. Its id is new even if the request has been here before.
+        """One sequence per choice, those after a prompt's first forked from that. Its id is new
+        even if the request has been here before.
 
         Raises:
             BackendRejected: they can never run, however long they wait.
@@ -158,12 +159,12 @@ class LocalBackend:
                 "fewer, or send several requests",
                 param="n",
             )
-        serial = next(self._serials)
+        stem = f"{request.request_id}-{next(self._serials)}"
         salt = cache_salt(request, self._sharing)
         sampling = engine_sampling(request.sampling, self._tokenizer)
         return [
             engine.EngineRequest(
-                request_id=f"{request.request_id}-{serial}-{index}",
+                request_id=f"{stem}-{index}",
                 prompt_token_ids=prompts[index // request.n],
                 sampling=replace(
                     sampling,
@@ -173,6 +174,7 @@ class LocalBackend:
                     else sampling.seed,
                 ),
                 cache_salt=salt,
+                fork_of=f"{stem}-{index - index % request.n}" if index % request.n else None,
             )
             for index in range(request.num_choices)
         ]

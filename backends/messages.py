@@ -28,7 +28,7 @@ from native_engine.types import (
     SequenceOutput,
 )
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

@@ -29,6 +29,7 @@ class EngineConfig:
     kv_cache_bytes: int = 0  # 0: a share of the free memory, see `model_runner`
     cpu_threads: int = 0  # 0: the cores this process may use, less one
     prefix_caching: bool = True  # find KV blocks of earlier prompts that begin alike
+    max_cached_share: float = 0.5  # of all KV blocks, kept free and cached for one tenant for sure
     num_token_ids: int = 0  # ids the tokenizer knows; 0: all rows of the model's embedding
 
     def __post_init__(self) -> None:
@@ -53,6 +54,7 @@ class EngineConfig:
             (self.max_waiting >= 0, "max_waiting must be at least 0"),
             (self.kv_cache_bytes >= 0, "kv_cache_bytes must be 0 (automatic) or more"),
             (0 <= self.cpu_threads <= 1024, "cpu_threads must be in [0, 1024]; 0 is automatic"),
+            (0 < self.max_cached_share <= 1, "max_cached_share must be in (0, 1]"),
             (self.num_token_ids >= 0, "num_token_ids must be 0 (the model's own) or more"),
         )
         for holds, message in checks:

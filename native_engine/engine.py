@@ -51,6 +51,7 @@ class Engine:
             num_blocks=runner.num_blocks,
             block_size=runner.block_size,
             prefix_caching=config.prefix_caching,
+            max_cached_share=config.max_cached_share,
         )
         self._scheduler = Scheduler(
             self._block_manager,
@@ -89,7 +90,8 @@ class Engine:
     def stats(self) -> EngineStats:
         """Gauges and counters.
 
-        A prompt is counted once, with its first token; recomputing it after a preemption is not.
+        A prompt is counted once, with its first token; recomputing it after a preemption is not,
+        nor is what a sibling was forked from.
         """
         block_manager = self._block_manager
         return EngineStats(
@@ -113,9 +115,10 @@ class Engine:
             InvalidTokenId: an id of the prompt or the sampling params is outside the vocabulary.
             DuplicateRequest: its id is waiting or running.
             QueueFull: `max_num_seqs + max_waiting` requests are here already.
-            EngineError: the prompt is empty.
+            EngineError: the prompt is empty, or not that of the request it should be forked from.
         """
         self._check(request)
+        root = root_hash(f"{self._info.model_id} {self._info.dtype}", request.cache_salt)
         num_prompt_tokens = len(request.prompt_token_ids)
         sequence = Sequence(
             request_id=request.request_id,
@@ -127,9 +130,9 @@ class Engine:
             max_num_tokens=min(
                 num_prompt_tokens + request.sampling.max_tokens, self._max_num_tokens
             ),
-            prefix_hashes=[
-                root_hash(f"{self._info.model_id} {self._info.dtype}", request.cache_salt)
-            ],
+            prefix_hashes=[root],
+            tenant=request.tenant,
+            parent=self._parent(request, root),
         )
         self._num_arrivals += 1
         self._sequences[request.request_id] = sequence
@@ -157,11 +160,14 @@ class Engine:
             return []
 
         # Compute it. Whatever goes wrong ends the requests of this step, not the others.
+        copies = self._block_manager.begin_step()
         try:
-            results = self._runner.execute(StepBatch(sequences=tuple(step.shares)))
+            results = self._runner.execute(StepBatch(sequences=tuple(step.shares), copies=copies))
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(step.sequences))
             return self._fail(step, error)
+        finally:
+            self._block_manager.end_step()
         self._num_failed_steps = 0
 
         # Record what the blocks hold now; those that are full can be found from the next step on.
@@ -214,6 +220,18 @@ class Engine:
                 f"that may run and {info.max_waiting} that may wait; try again later"
             )
 
+    def _parent(self, request: EngineRequest, root: bytes) -> Sequence | None:
+        """Whom to fork it from, if that one is still here. Raises EngineError."""
+        parent = self._sequences.get(request.fork_of) if request.fork_of is not None else None
+        if parent is not None:
+            prompt = parent.token_ids[: parent.num_prompt_tokens]
+            if prompt != list(request.prompt_token_ids) or parent.prefix_hashes[0] != root:
+                raise EngineError(
+                    f"request {request.request_id} cannot be forked from {request.fork_of}, which "
+                    "has another prompt or cache salt; leave fork_of out"
+                )
+        return parent
+
     def _record_computed(self, step: ScheduledStep, started_s: float) -> None:
         block_size = self._block_manager.block_size
         for sequence, share in zip(step.sequences, step.shares, strict=True):
@@ -231,7 +249,7 @@ class Engine:
         sequence.token_ids.append(token.token_id)
         self._generation_tokens_total += 1
         is_first = len(sequence.token_ids) == sequence.num_prompt_tokens + 1
-        if is_first:
+        if is_first and not sequence.is_forked:
             self._prompt_tokens_total += sequence.num_prompt_tokens
             self._prefix_cache_hits += sequence.num_cached_tokens or 0
         reason = _finish_reason(sequence, token.token_id)

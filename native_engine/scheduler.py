@@ -11,7 +11,9 @@ Why every request ends:
 * Only growing takes blocks from others, and never from the oldest running sequence. Alone it
   always fits, as `max_num_tokens` never exceeds the pool. So each step brings the oldest further.
 * `waiting` is in order of arrival and its head is never overtaken, so the oldest of all gets in.
-  A sequence is held back for a neighbour's sake once at most, and only beside work.
+  A sequence is held back for a neighbour's sake once at most, and only beside work. One that waits
+  for its parent's prompt is overtaken, but its parent arrived before it and gets on; when it has
+  ended or was preempted, nobody waits for it.
 * Preempting leaves fewer blocks free than the victim needs to come back: its own, less the one
   taken, against its own and one more. So two cannot push each other out step after step. (What it
   shares is neither freed nor needed; a block of its own that it finds shared later is needed less,
@@ -23,7 +25,7 @@ from __future__ import annotations
 import bisect
 from collections import deque
 
-from native_engine.block_manager import BlockManager
+from native_engine.block_manager import BlockManager, Prefix
 from native_engine.sequence import Sequence, SequenceStatus
 from native_engine.types import ScheduledSequence
 
@@ -168,41 +170,44 @@ class Scheduler:
     def _admit_waiting(self, step: ScheduledStep) -> None:
         """Start new sequences while there are tokens, places and blocks for the oldest of them."""
         while step.budget and self.waiting and len(self.running) < self._max_num_seqs:
-            sequence = self.waiting[0]
-            cached = self._block_manager.match(sequence)
-            if not self._fits(sequence, cached) or self._hold_back(sequence, cached, step):
+            sequence = next((s for s in self.waiting if not s.waits_for_parent), None)
+            if sequence is None:
                 return
-            self.waiting.popleft()
-            self._admit(sequence, cached)
+            prefix = self._block_manager.match(sequence)
+            if not self._fits(sequence, prefix) or self._hold_back(sequence, prefix, step):
+                return
+            self.waiting.remove(sequence)
+            self._admit(sequence, prefix)
             step.add(sequence, len(sequence.token_ids) - sequence.num_computed_tokens)
 
-    def _fits(self, sequence: Sequence, cached: list[int]) -> bool:
+    def _fits(self, sequence: Sequence, prefix: Prefix) -> bool:
         block_manager = self._block_manager
         wanted = block_manager.blocks_for(len(sequence.token_ids)) + 1
-        wanted = min(wanted, block_manager.num_blocks) - block_manager.num_used(cached)
+        wanted = min(wanted, block_manager.num_blocks) - block_manager.num_used(prefix.blocks)
         return block_manager.num_free_blocks >= wanted
 
-    def _admit(self, sequence: Sequence, cached: list[int]) -> None:
+    def _admit(self, sequence: Sequence, prefix: Prefix) -> None:
         block_manager = self._block_manager
         sequence.status = SequenceStatus.RUNNING
-        sequence.num_computed_tokens = len(cached) * block_manager.block_size
+        sequence.parent = None
         if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = sequence.num_computed_tokens
-        block_manager.adopt(sequence, cached)
+            sequence.num_cached_tokens = 0 if prefix.is_forked else prefix.num_tokens
+            sequence.is_forked = prefix.is_forked
+        block_manager.adopt(sequence, prefix)
         blocks = block_manager.blocks_for(len(sequence.token_ids))
-        block_manager.allocate(sequence, blocks - len(cached))
+        block_manager.allocate(sequence, blocks - len(sequence.block_table))
         bisect.insort(self.running, sequence, key=_arrival)
 
-    def _hold_back(self, sequence: Sequence, cached: list[int], step: ScheduledStep) -> bool:
+    def _hold_back(self, sequence: Sequence, prefix: Prefix, step: ScheduledStep) -> bool:
         """Whether the step computes what the sequence needs next, and it has not waited before.
 
         Nobody overtakes it: the budget left over makes the step the shorter.
         """
-        depth = len(cached) + WORTH_A_STEP
+        depth = len(prefix.blocks) + WORTH_A_STEP
         if sequence.was_held_back or depth >= len(sequence.prefix_hashes):
             return False
         wanted = sequence.prefix_hashes[depth]
-        first = len(cached) * self._block_manager.block_size
+        first = prefix.num_tokens
         sequence.was_held_back = any(
             share.start <= first and wanted in other.prefix_hashes[depth : depth + 1]
             for other, share in zip(step.sequences, step.shares, strict=True)

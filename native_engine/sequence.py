@@ -32,11 +32,14 @@ class Sequence:
     num_prompt_tokens: int
     max_num_tokens: int  # the sequence ends when so many tokens are known
     prefix_hashes: list[bytes]  # of its first 0, 1, 2, ... blocks, as far as they were needed
+    tenant: str = ""  # whose cached blocks those that it computes become
+    parent: Sequence | None = None  # begins with the same prompt: forked instead of computed anew
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0  # so many leading tokens have their KV in the blocks
     block_table: list[int] = field(default_factory=list)
     num_preemptions: int = 0
     num_cached_tokens: int | None = None  # found in the cache when it was first admitted
+    is_forked: bool = False  # its prompt was its parent's, computed and counted there
     was_held_back: bool = False  # for a step, to find in the cache what a neighbour computed in it
     queue_s: float | None = None  # set when its first step has been computed
     history: TokenHistory | None = None  # a view of `token_ids`, if `sampling` has rules
@@ -46,3 +49,17 @@ class Sequence:
             self.history = TokenHistory(
                 token_ids=self.token_ids, num_prompt_tokens=self.num_prompt_tokens
             )
+
+    @property
+    def waits_for_parent(self) -> bool:
+        """Whether the parent is on its way to all but the last of the sequence's tokens.
+
+        Not if it was preempted: it may be long in coming back.
+        """
+        parent = self.parent
+        return (
+            parent is not None
+            and parent.status is not SequenceStatus.FINISHED
+            and not parent.num_preemptions
+            and parent.num_computed_tokens < len(self.token_ids) - 1
+        )

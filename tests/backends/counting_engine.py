@@ -103,7 +103,8 @@ class CountingEngine:
         while self._waiting and len(self._running) < self._options.max_num_seqs:
             request_id, sequence = next(iter(self._waiting.items()))
             self._running[request_id] = self._waiting.pop(request_id)
-            self._prompt_tokens += len(sequence.request.prompt_token_ids)
+            if sequence.request.fork_of not in self._running:  # else it is its sibling's prompt
+                self._prompt_tokens += len(sequence.request.prompt_token_ids)
         outputs = [self._advance(sequence) for sequence in self._running.values()]
         for output in outputs:
             if output.finish_reason is not None or output.error is not None:

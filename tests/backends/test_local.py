@@ -184,6 +184,15 @@ async def test_runs_every_child_of_every_prompt(reciter: Reciter) -> None:
     assert finished.usage == Usage(prompt_tokens=3, completion_tokens=12)
 
 
+async def test_children_of_one_prompt_share_it(reciter: Reciter) -> None:
+    """All but the first of each prompt are forked, so the engine counts each prompt once."""
+    backend = reciter.open(max_num_seqs=6)
+
+    await run(backend, request("a", "mm", max_tokens=3, n=3))
+
+    assert (await backend.status()).prompt_tokens_total == 3
+
+
 async def test_a_choice_that_stops_early_leaves_the_others(reciter: Reciter) -> None:
     backend = reciter.open(step_s=0.001)
 

@@ -33,6 +33,7 @@ def make_engine(
     max_waiting: int = 8,
     clock: Callable[[], float] = lambda: 0.0,
     prefix_caching: bool = True,
+    max_cached_share: float = 0.5,
 ) -> Engine:
     return Engine(
         runner,
@@ -42,6 +43,7 @@ def make_engine(
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=max_waiting,
             prefix_caching=prefix_caching,
+            max_cached_share=max_cached_share,
         ),
         clock=clock,
     )
@@ -59,6 +61,8 @@ def make_request(
     ignore_eos: bool = False,
     rules: LogitRules | None = None,
     cache_salt: str = "",
+    tenant: str = "",
+    fork_of: str | None = None,
 ) -> EngineRequest:
     """A greedy request without stops unless told; an int makes a prompt of so many tokens."""
     return EngineRequest(
@@ -74,6 +78,8 @@ def make_request(
             rules=rules,
         ),
         cache_salt=cache_salt,
+        tenant=tenant,
+        fork_of=fork_of,
     )
 
 

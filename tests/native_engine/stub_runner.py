@@ -82,6 +82,8 @@ class StubRunner:
         assert ids, "an empty batch"
         assert len(set(ids)) == len(ids), "a request twice in a batch"
         self.batches.append(batch)
+        for source, target in batch.copies:
+            self._copy(source, target)
         for share in batch.sequences:
             assert share.token_ids, f"{share.request_id} has nothing to compute"
             self._write(share)
@@ -116,6 +118,12 @@ class StubRunner:
         for position, token_id in enumerate(share.token_ids, share.start):
             context.append(token_id)
             self._kv[self._slot(share, position)] = (token_id, self._digest(share, context))
+
+    def _copy(self, source: int, target: int) -> None:
+        size = self.block_size
+        self._kv[target * size : (target + 1) * size] = self._kv[
+            source * size : (source + 1) * size
+        ]
 
     def _slot(self, share: ScheduledSequence, position: int) -> int:
         block = share.block_table[position // self.block_size]
