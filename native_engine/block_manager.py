@@ -188,7 +188,8 @@ class BlockManager:
         """Hand out the copies that the step has to begin with. Until `end_step` no block becomes
         free, for the step may be writing to it.
         """
-        copies, self._copies = tuple(self._copies), []
+        copies = tuple(self._copies)
+        self._copies.clear()
         self._is_step_running = True
         return copies
 

@@ -22,6 +22,8 @@ from native_engine.config import EngineConfig
         ("max_waiting", -1),
         ("kv_cache_bytes", -1),
         ("cpu_threads", -1),
+        ("max_cached_share", 0.0),
+        ("max_cached_share", 1.1),
         ("num_token_ids", -1),
     ],
 )
