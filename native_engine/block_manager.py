@@ -20,7 +20,7 @@ sequence runs, so a runner may read them live.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from native_engine.prefix_hash import extend_hashes
 from native_engine.sequence import Sequence
@@ -198,22 +198,31 @@ class BlockManager:
             if self._hashes[block] not in (None, *sequence.prefix_hashes[index + 1 : index + 2])
         ]
         shared = [block for block, count in counted.items() if count > 1]
-        checks = (
-            (counted == references, f"ref counts {counted} are not the tables' {references}"),
-            (all(self._hashes[block] for block in shared), f"shared without a name: {shared}"),
-            (not misnamed, f"blocks that hold something else: {misnamed}"),
-            (named == self._blocks, f"names {named} do not mirror {self._blocks}"),
-            (self.prefix_caching or not named, f"named, though nobody may find them: {named}"),
-            (free == sorted(free, key=lambda block: self._hashes[block] is not None), "clean last"),
-            (len(free) == len(self._free), "the free list's length is wrong"),
+        checks: tuple[tuple[bool, Callable[[], str]], ...] = (  # told only if needed: that is slow
+            (
+                counted == references,
+                lambda: f"ref counts {counted} are not the tables' {references}",
+            ),
+            (
+                all(self._hashes[block] for block in shared),
+                lambda: f"shared without a name: {shared}",
+            ),
+            (not misnamed, lambda: f"blocks that hold something else: {misnamed}"),
+            (named == self._blocks, lambda: f"names {named} do not mirror {self._blocks}"),
+            (
+                self.prefix_caching or not named,
+                lambda: f"named, though nobody may find them: {named}",
+            ),
+            (free == sorted(free, key=lambda b: self._hashes[b] is not None), lambda: "clean last"),
+            (len(free) == len(self._free), lambda: "the free list's length is wrong"),
             (
                 sorted([*free, *counted]) == list(range(self.num_blocks)),
-                f"free {free} and used {counted} do not make up {self.num_blocks} blocks",
+                lambda: f"free {free} and used {counted} do not make up {self.num_blocks} blocks",
             ),
         )
         for holds, message in checks:
             if not holds:
-                raise AssertionError(message)
+                raise AssertionError(message())
 
     def _choose(self, table: list[int]) -> int:
         """The block right after the table's last if clean: runs of blocks are read as one slice."""
