@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from native_engine.engine import Engine
+from native_engine.model_runner import ModelRunner
 from native_engine.sequence import Sequence
 
 
@@ -21,3 +22,15 @@ def lost_blocks(engine: Engine) -> set[int]:
     blocks = engine._scheduler._block_manager
     lost = set(range(blocks.num_blocks)).difference(blocks._blocks.values())
     return lost.difference(*(sequence.block_table for sequence in running(engine)))
+
+
+def another_runner(runner: ModelRunner, *, num_blocks: int, block_size: int) -> ModelRunner:
+    """Over the same weights, with a KV cache of its own; the weights serve one at a time."""
+    return ModelRunner(
+        runner._model,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=runner.max_model_len,
+        vocab_size=runner.vocab_size,
+        product=runner._product,
+    )
