@@ -121,8 +121,8 @@ class RandomSchedules:
         self.tally = Tally()
         self._runner = runner
         choose = random.Random(VOCAB_SIZE)
-        stems = [_random_ids(choose, MAX_PROMPT - 3) for _ in range(3)]
-        self._requests = [_random_request(choose, stems) for _ in range(NUM_REQUESTS)]
+        pieces = [_random_ids(choose, 8) for _ in range(4)]  # each a whole block of the smallest
+        self._requests = [_random_request(choose, pieces) for _ in range(NUM_REQUESTS)]
         self._alone: dict[int, Answer] = {}
 
     def run(self, seed: int) -> None:
@@ -269,11 +269,15 @@ def _random_ids(choose: random.Random, length: int) -> tuple[int, ...]:
 
 
 def _random_request(
-    choose: random.Random, stems: list[tuple[int, ...]]
+    choose: random.Random, pieces: list[tuple[int, ...]]
 ) -> tuple[tuple[int, ...], SamplingParams]:
-    """Greedy and seeded, plain and with every filter and rule; many begin alike."""
-    stem = choose.choice([*stems, _random_ids(choose, MAX_PROMPT - 3)])
-    prompt = (*stem[: choose.randint(1, len(stem))], *_random_ids(choose, choose.randrange(4)))
+    """Greedy and seeded, plain and with every filter and rule.
+
+    Many begin alike, and some hold the same block behind another beginning.
+    """
+    first, second = choose.sample(pieces[:3], 2)
+    whole = (*first, *second, *pieces[2], *pieces[3])
+    prompt = (*whole[: choose.randint(1, len(whole))], *_random_ids(choose, choose.randrange(4)))
     return prompt, SamplingParams(
         max_tokens=choose.randint(1, MAX_OUTPUT),
         temperature=choose.choice([0.0, 0.0, 0.7, 1.0, 2.0]),
