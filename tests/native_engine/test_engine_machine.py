@@ -3,7 +3,7 @@
 The promises, by their numbers in the tests of this folder:
 
 1. Conservation: whatever is added, aborted, preempted or fails, and when, the books balance after
-   every step, and an idle engine has all its blocks.
+   every step, and an idle engine has all its blocks (SGLang #6888, vLLM #46283).
 2. Every accepted request ends exactly once, and an aborted one says nothing more.
 3. A greedy request yields the same tokens whatever its neighbours, arrival order, token budget,
    block size, cache and preemptions.
@@ -14,7 +14,7 @@ The promises, by their numbers in the tests of this folder:
 12. Sequences under different salts share no block.
 13. Counters and usage are what was handed out, to the token.
 
-3, 4, 12 and 13 hold on a real model too, bit for bit: `test_random_schedules`.
+1 to 4 hold on a real model too, bit for bit: `test_random_schedules`.
 """
 
 from __future__ import annotations
