@@ -25,7 +25,7 @@ their sequence runs, so a runner may read them live.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from native_engine.free_blocks import FreeBlocks
@@ -229,23 +229,40 @@ class BlockManager:
             if self._ref_counts[block] > 1
             and (index + 1) * self.block_size > sequence.num_computed_tokens
         ]
-        checks = (
-            (counted == references, f"ref counts {counted} are not the tables' {references}"),
-            (not written, f"shared, and will be written to: {written}"),
-            (not misnamed, f"blocks that hold something else: {misnamed}"),
-            (named == self._blocks, f"names {named} do not mirror {self._blocks}"),
-            (self.prefix_caching or not named, f"named, though nobody may find them: {named}"),
-            (not any(self._hashes[block] for block in clean), f"clean with a name: {clean}"),
-            (all(self._hashes[block] for block in cached), f"cached without a name: {cached}"),
-            (len(self._free) == len(clean) + len(cached), "the number of free blocks is wrong"),
+        checks: tuple[tuple[bool, Callable[[], str]], ...] = (  # told only if needed: that is slow
+            (
+                counted == references,
+                lambda: f"ref counts {counted} are not the tables' {references}",
+            ),
+            (not written, lambda: f"shared, and will be written to: {written}"),
+            (not misnamed, lambda: f"blocks that hold something else: {misnamed}"),
+            (named == self._blocks, lambda: f"names {named} do not mirror {self._blocks}"),
+            (
+                self.prefix_caching or not named,
+                lambda: f"named, though nobody may find them: {named}",
+            ),
+            (
+                not any(self._hashes[block] for block in clean),
+                lambda: f"clean with a name: {clean}",
+            ),
+            (
+                all(self._hashes[block] for block in cached),
+                lambda: f"cached without a name: {cached}",
+            ),
+            (
+                len(self._free) == len(clean) + len(cached),
+                lambda: "the number of free blocks is wrong",
+            ),
             (
                 sorted([*clean, *cached, *counted]) == list(range(self.num_blocks)),
-                f"free {clean} {cached} and used {counted} do not make up {self.num_blocks} blocks",
+                lambda: (
+                    f"free {clean} {cached} and used {counted} are not {self.num_blocks} blocks"
+                ),
             ),
         )
         for holds, message in checks:
             if not holds:
-                raise AssertionError(message)
+                raise AssertionError(message())
         self._free.check_invariants()
 
     def _forked(self, parent: Sequence, child: Sequence) -> Prefix:

@@ -50,6 +50,7 @@ def test_ends_on_an_eos_id_and_says_so() -> None:
 
 
 def test_ignore_eos_drops_the_eos_ids_but_not_the_stop_ids() -> None:
+    """vLLM #4589"""
     runner = StubRunner()
     engine = make_engine(runner)
     tokens, _ = expected(make_request("a"), runner)

@@ -17,7 +17,7 @@ from tests.native_engine.stub_runner import StubRunner
 
 @pytest.mark.parametrize("steps", range(9))
 def test_abort_at_any_step_frees_all_and_says_nothing_more(steps: int) -> None:
-    """Steps 0 to 8 cover waiting, mid-prefill, decoding and ended."""
+    """vLLM #46283: steps 0 to 8 cover waiting, mid-prefill, decoding and ended."""
     engine = make_engine(StubRunner(), max_num_batched_tokens=4)
     engine.add(make_request("a", prompt=10, max_tokens=4))
     for _ in range(steps):

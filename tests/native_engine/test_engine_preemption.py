@@ -12,6 +12,7 @@ from tests.native_engine.harness import (
     make_engine,
     make_request,
 )
+from tests.native_engine.peeking import preempt, running
 from tests.native_engine.stub_runner import StubRunner
 
 
@@ -37,8 +38,8 @@ def test_a_preemption_at_any_step_is_invisible(steps: int) -> None:
         engine.add(request)
     for _ in range(steps):
         transcript.record(engine.step())
-    while len(engine._scheduler.running) > 1:
-        engine._scheduler._preempt(engine._scheduler._choose_victim())
+    for sequence in running(engine)[:0:-1]:  # all but the oldest, the newest first
+        preempt(engine, sequence)
         engine.check_invariants()
     drain(engine, transcript)
     for request in requests:
