@@ -32,13 +32,16 @@ class BackendUnavailable(BackendError):
 
 
 class BackendOverloaded(BackendError):
-    """The backend is there and full. `retry_after_s` is its own estimate."""
+    """The backend is there and full.
+
+    `retry_after_s` is its own estimate of when it is worth coming back; a second if it has none.
+    """
 
     retryable = True
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = 1.0 if retry_after_s is None else retry_after_s
 
 
 class BackendTimeout(BackendError):
