@@ -4,6 +4,7 @@ BackendError
 ├─ BackendUnavailable       retryable   not started, crashed, refused, reset before the first byte
 ├─ BackendOverloaded        retryable   queue full, upstream 429/503
 ├─ BackendTimeout           retryable   nothing came before the first token's deadline
+├─ DeadlineExceeded         —           the request's own time was over before its first token
 ├─ BackendRejected          —           the request itself is at fault: another attempt cannot help
 │  ├─ PromptTooLong         —           the prompt, or prompt + max_tokens, does not fit
 │  ├─ UnsupportedFeature    —           this backend cannot do what the request asks
@@ -48,6 +49,10 @@ class BackendTimeout(BackendError):
     """No first token in time."""
 
     retryable = True
+
+
+class DeadlineExceeded(BackendError):
+    """The request's `timeout_s` was over before it had a token: no other attempt has any left."""
 
 
 class BackendRejected(BackendError):
