@@ -244,6 +244,7 @@ def _rejected(
         prompt_tokens=len(request.prompt_token_ids),
         max_tokens=request.sampling.max_tokens,
         max_total_tokens=max_total_tokens(engine),
+        retry_after_s=error.retry_after_s if isinstance(error, QueueFull) else None,
     )
 
 

@@ -157,6 +157,26 @@ def test_an_unfinished_character_at_the_end_is_flushed_with_the_last_token(
     assert stopped[-1].finish_reason is FinishReason.STOP
 
 
+def test_a_choice_that_is_cut_gives_back_what_it_held(tokenizer: Tokenizer) -> None:
+    choice = ChoiceDecoder(tokenizer, index=0, stops=StopStrings(("Paris!",)))
+    shown = [choice.push(SampledToken(token_id=i), None) for i in ids_of(tokenizer, "to Paris")]
+    assert joined(shown) == "to "
+    assert choice.cut() == ("Paris", FinishReason.DEADLINE)
+
+
+def test_an_unfinished_character_of_a_cut_choice_may_complete_a_stop(tokenizer: Tokenizer) -> None:
+    """S-UTF8-SPLIT: as with a last token, the rest goes through the matcher."""
+    ids = [byte_ids(tokenizer)[bytes([byte])] for byte in b"x\xf0\x9f"]
+    for stops, min_tokens, cut in (
+        ((), 0, ("\ufffd", FinishReason.DEADLINE)),
+        (("\ufffd",), 0, ("", FinishReason.STOP)),
+        (("\ufffd",), 9, ("\ufffd", FinishReason.DEADLINE)),  # it may not end that early
+    ):
+        choice = ChoiceDecoder(tokenizer, index=0, stops=StopStrings(stops), min_tokens=min_tokens)
+        assert joined([choice.push(SampledToken(token_id=i), None) for i in ids]) == "x"
+        assert choice.cut() == cut
+
+
 def test_logprobs_carry_the_entrys_text_and_bytes(tokenizer: Tokenizer) -> None:
     token_id = byte_ids(tokenizer)[b"\xf0"]
     sampled = SampledToken(
