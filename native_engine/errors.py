@@ -35,4 +35,8 @@ class DuplicateRequest(EngineError):
 
 
 class QueueFull(EngineError):
-    """Too many requests are waiting; try again later."""
+    """Too many requests are waiting; try again in `retry_after_s` seconds."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
