@@ -27,8 +27,7 @@ def choose_displaced(
 ) -> list[Sequence]:
     """Whom to preempt so that `newcomer` gets so many blocks and places more.
 
-    Only lower classes, and of these only who has not been here so much longer that it has caught up
-    with the newcomer. As few as that takes; empty if all of them would not do.
+    As few of the displaceable as that takes; empty if all of them would not do.
     """
     chosen: list[Sequence] = []
     for sequence in sorted(displaceable(running, newcomer), key=_reluctance):
@@ -48,11 +47,13 @@ def choose_displaced(
 
 
 def displaceable(running: list[Sequence], newcomer: Sequence) -> list[Sequence]:
-    """The running sequences that `newcomer` may push out."""
+    """The running sequences that `newcomer` may push out: those of lower classes, but for what had
+    a turn by age where the newcomer had none, and what has been here so long that it ranks first.
+    """
     return [
         sequence
         for sequence in running
-        if sequence.priority < newcomer.priority and newcomer.rank < sequence.rank
+        if sequence.standing < newcomer.priority and newcomer.rank < sequence.rank
     ]
 
 

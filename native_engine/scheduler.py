@@ -129,6 +129,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence that arrived after all others."""
         sequence.account = self._shares.join(sequence.tenant)
+        sequence.standing = sequence.priority
         sequence.rank = (sequence.added_s - sequence.priority * self._aging_s, sequence.arrival)
         self.deadlines.add(sequence)
         self.waiting.add(sequence, sequence.added_s)
@@ -236,6 +237,7 @@ class Scheduler:
         self._stop(sequence)
         sequence.num_computed_tokens = 0
         sequence.num_preemptions += 1
+        sequence.standing = sequence.priority
         sequence.status = SequenceStatus.WAITING
         self.waiting.add(sequence, self._now_s)
         self.num_preemptions += 1
@@ -274,7 +276,7 @@ class Scheduler:
         waiting sequence might take.
         """
         if len(self.running) >= self._max_num_seqs:
-            lowest = min(sequence.priority for sequence in self.running)
+            lowest = min(sequence.standing for sequence in self.running)
             if self.waiting.highest_priority <= lowest:
                 return False
         budget = self._prefill_budget(len(self.running) - len(prefills))

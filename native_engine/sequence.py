@@ -48,6 +48,9 @@ class Sequence:
     num_shared_blocks: int = 0  # of its table, those that others held when it came
     num_bypasses: int = 0  # so many went before it while it was the head and did not fit
     rank: tuple[float, int] = (0.0, 0)  # least for the first in order among those that run
+    standing: int = (
+        0  # the class that it counted as when it got in: its own, or a higher one by age
+    )
     account: Account = field(init=False, repr=False)  # its tenant's, from the scheduler
     queue_s: float | None = None  # set when its first step has been computed
     history: TokenHistory | None = None  # a view of `token_ids`, if `sampling` has rules

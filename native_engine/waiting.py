@@ -82,21 +82,26 @@ class WaitingQueue:
 
     def serve(self, head: Sequence, now_s: float) -> None:
         """Take out the head that was chosen: its class has had its turn."""
-        self._classes[head.priority].since_s = now_s
+        line = self._classes[head.priority]
+        head.standing = self._standing(line, now_s)
+        line.since_s = now_s
         self.remove(head)
 
     def head(self, now_s: float) -> Sequence:
-        """Who is next; there must be one."""
+        """Who is next; there must be one. A class that waits longer goes before its equals."""
         if len(self._classes) == 1:
             (line,) = self._classes.values()
-            return line.choose_head()
-        highest = max(self._classes)
+        else:
+            line = max(
+                self._classes.values(),
+                key=lambda line: (self._standing(line, now_s), -line.since_s, line.priority),
+            )
+        return line.choose_head()
 
-        def standing(line: _Class) -> tuple[int, float, int]:
-            age = max(0, int((now_s - line.since_s) / self._aging_s))
-            return min(line.priority + age, highest), -line.since_s, line.priority
-
-        return max(self._classes.values(), key=standing).choose_head()
+    def _standing(self, line: _Class, now_s: float) -> int:
+        """The class that it counts as by now."""
+        age = max(0, int((now_s - line.since_s) / self._aging_s))
+        return min(line.priority + age, self.highest_priority)
 
     def behind(self, head: Sequence, most: int) -> list[Sequence]:
         """At most so many that could go before `head`, in order: of its class, and of tenants that

@@ -39,6 +39,7 @@ def make_sequence(
         deadline_s=added_s + timeout_s,
         num_preemptions=num_preemptions,
         block_table=list(range(num_blocks)),
+        standing=priority,
         rank=(added_s - priority * aging_s, arrival),
     )
     sequence.account = account or Account("", 0.0)

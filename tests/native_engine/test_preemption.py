@@ -56,7 +56,9 @@ def test_only_a_lower_class_that_has_not_caught_up_is_displaced() -> None:
     equal = make_sequence("equal", priority=2, added_s=101.0)
     recent = make_sequence("recent", priority=1, added_s=90.1)
     caught_up = make_sequence("caught up", priority=1, added_s=89.9)
-    running = in_order(equal, recent, caught_up)
+    had_a_turn = make_sequence("had a turn", priority=1, added_s=99.0)
+    had_a_turn.standing = 2
+    running = in_order(equal, recent, caught_up, had_a_turn)
     assert displaceable(running, newcomer) == [recent]
 
 
