@@ -1,12 +1,61 @@
-"""How many tokens a set of sequences will have in the KV cache at most, while it runs to its end.
+"""Whether a waiting sequence fits: now, and together with those that run until each has ended.
 
-Pure arithmetic. Source: the token-exact admission of LightLLM (github.com/ModelTC/lightllm), later
-the Past-Future scheduler, arXiv:2507.10150.
+Asks the block manager and takes nothing. The first is exact, the second a guess, which errs without
+harm: a sequence that was let in too early is preempted, one too late waits a little. Source of the
+guess: the admission of LightLLM (github.com/ModelTC/lightllm), Gong et al., ASPLOS 2025,
+arXiv:2507.10150.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from native_engine.block_manager import BlockManager
+from native_engine.output_lengths import OutputLengths
+from native_engine.sequence import Sequence
+
+
+class Admission:
+    """The arithmetic of blocks that are there and tokens that are to come."""
+
+    def __init__(self, block_manager: BlockManager, output_lengths: OutputLengths) -> None:
+        self._block_manager = block_manager
+        self._output_lengths = output_lengths
+
+    def missing_blocks(self, sequence: Sequence, prefix: list[int]) -> int:
+        """Of those for all its tokens and one more, how many are not free; below 0: to spare.
+
+        `prefix` are blocks that it found.
+        """
+        block_manager = self._block_manager
+        wanted = block_manager.blocks_for(len(sequence.token_ids)) + 1
+        wanted = min(wanted, block_manager.num_blocks) - block_manager.num_used(prefix)
+        return wanted - block_manager.num_free_blocks
+
+    def is_expected_to_fit(
+        self, sequence: Sequence, prefix: list[int], running: list[Sequence]
+    ) -> bool:
+        """Whether it and those of its class and higher ones are likely to reach their ends without
+        running out of blocks: lower ones would make room. True if there are none.
+        """
+        peers = [other for other in running if other.priority >= sequence.priority]
+        if not peers:
+            return True
+        block_manager, block_size = self._block_manager, self._block_manager.block_size
+        num_used = block_manager.num_blocks - block_manager.num_free_blocks
+        num_common = num_used - sum(other.num_own_blocks for other in running)
+        num_blocks = block_manager.blocks_for(len(sequence.token_ids))
+        num_blocks -= block_manager.num_used(prefix)
+        loads = [(s.num_own_blocks * block_size, self.expected_outputs(s)) for s in peers]
+        loads.append((num_blocks * block_size, self.expected_outputs(sequence)))
+        return peak_tokens(loads) <= (block_manager.num_blocks - num_common) * block_size
+
+    def expected_outputs(self, sequence: Sequence) -> int:
+        """How many more it is likely to have, never more than it may."""
+        most = sequence.max_num_tokens - len(sequence.token_ids)
+        if sequence.sampling.ignore_eos:
+            return most
+        return min(most, self._output_lengths.expect(sequence.tenant, sequence.num_outputs))
 
 
 def peak_tokens(loads: Iterable[tuple[int, int]]) -> int:

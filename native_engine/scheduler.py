@@ -35,7 +35,7 @@ from __future__ import annotations
 import bisect
 import math
 
-from native_engine.admission import peak_tokens
+from native_engine.admission import Admission
 from native_engine.block_manager import BlockManager
 from native_engine.chunking import MIN_CHUNK, split_budget, takes_another
 from native_engine.deadlines import Deadlines
@@ -116,6 +116,7 @@ class Scheduler:
         self.step_cost = StepCost()
         self._shares = FairShares()
         self.output_lengths = OutputLengths()
+        self._admission = Admission(block_manager, self.output_lengths)
         self._block_manager = block_manager
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
@@ -182,7 +183,9 @@ class Scheduler:
         return (
             self.waiting.num_prompt_tokens
             + outputs
-            + sum(s.num_uncomputed_tokens + self._expected_outputs(s) for s in self.running)
+            + sum(
+                s.num_uncomputed_tokens + self._admission.expected_outputs(s) for s in self.running
+            )
         )
 
     def check_invariants(self) -> None:
@@ -300,18 +303,21 @@ class Scheduler:
             if len(self.running) >= self._max_num_seqs or not self._takes_another(prefills):
                 return
             prefix = self._block_manager.match(sequence)
-            if self._fits(sequence, prefix) and not self._hold_back(sequence, prefix, prefills):
-                self.waiting.remove(sequence)
-                self._admit(sequence, prefix, prefills)
-                head.num_bypasses += 1
+            if not self._fits(sequence, prefix):
+                continue
+            if self._hold_back(sequence, prefix, prefills):
+                return
+            self.waiting.remove(sequence)
+            self._admit(sequence, prefix, prefills)
+            head.num_bypasses += 1
         self._num_events_tried = self._num_events
 
     def _make_room(self, sequence: Sequence, prefix: list[int]) -> bool:
         """Whether a waiting sequence can start now, if need be in the place of lower classes."""
-        if not self._is_expected_to_fit(sequence, prefix):
+        if not self._admission.is_expected_to_fit(sequence, prefix, self.running):
             return False
         while True:
-            num_blocks = self._missing_blocks(sequence, prefix)
+            num_blocks = self._admission.missing_blocks(sequence, prefix)
             num_places = len(self.running) + 1 - self._max_num_seqs
             if num_blocks <= 0 and num_places <= 0:
                 return True
@@ -324,39 +330,10 @@ class Scheduler:
                 self._preempt(other)
 
     def _fits(self, sequence: Sequence, prefix: list[int]) -> bool:
-        return self._missing_blocks(sequence, prefix) <= 0 and self._is_expected_to_fit(
-            sequence, prefix
+        admission = self._admission
+        return admission.missing_blocks(sequence, prefix) <= 0 and admission.is_expected_to_fit(
+            sequence, prefix, self.running
         )
-
-    def _missing_blocks(self, sequence: Sequence, prefix: list[int]) -> int:
-        """Of those for all its tokens and one more, how many are not free; below 0: to spare."""
-        block_manager = self._block_manager
-        wanted = block_manager.blocks_for(len(sequence.token_ids)) + 1
-        wanted = min(wanted, block_manager.num_blocks) - block_manager.num_used(prefix)
-        return wanted - block_manager.num_free_blocks
-
-    def _is_expected_to_fit(self, sequence: Sequence, prefix: list[int]) -> bool:
-        """Whether it and those of its class and higher ones are likely to reach their ends without
-        running out of blocks. True if there are none.
-        """
-        peers = [other for other in self.running if other.priority >= sequence.priority]
-        if not peers:
-            return True
-        block_manager, block_size = self._block_manager, self._block_manager.block_size
-        num_used = block_manager.num_blocks - block_manager.num_free_blocks
-        num_common = num_used - sum(other.num_own_blocks for other in self.running)
-        num_blocks = block_manager.blocks_for(len(sequence.token_ids))
-        num_blocks -= block_manager.num_used(prefix)
-        loads = [(s.num_own_blocks * block_size, self._expected_outputs(s)) for s in peers]
-        loads.append((num_blocks * block_size, self._expected_outputs(sequence)))
-        return peak_tokens(loads) <= (block_manager.num_blocks - num_common) * block_size
-
-    def _expected_outputs(self, sequence: Sequence) -> int:
-        """How many more it is likely to have, never more than it may."""
-        most = sequence.max_num_tokens - len(sequence.token_ids)
-        if sequence.sampling.ignore_eos:
-            return most
-        return min(most, self.output_lengths.expect(sequence.tenant, sequence.num_outputs))
 
     def _admit(self, sequence: Sequence, prefix: list[int], prefills: list[Sequence]) -> None:
         """Let a sequence run that is in the queue no more, and count it among `prefills`."""

@@ -18,7 +18,7 @@ def test_hands_out_all_there_is_and_no_more_than_wanted(
 
 
 def test_the_shortest_goes_before_all_but_a_chunk_of_the_first() -> None:
-    assert split_budget([(0, 1000), (0, 300), (0, 20)], 128) == [MIN_CHUNK, 76, 20]
+    assert split_budget([(0, 1000), (0, 300), (0, 20)], 128) == [MIN_CHUNK, 92, 20]
 
 
 def test_equals_go_in_order() -> None:
@@ -26,7 +26,7 @@ def test_equals_go_in_order() -> None:
 
 
 def test_a_higher_class_goes_before_a_shorter_one() -> None:
-    assert split_budget([(0, 40), (0, 10), (1, 500)], 128) == [MIN_CHUNK, 0, 96]
+    assert split_budget([(0, 40), (0, 10), (1, 500)], 128) == [MIN_CHUNK, 0, 112]
 
 
 def test_takes_another_while_tokens_are_left_or_each_has_its_chunk() -> None:

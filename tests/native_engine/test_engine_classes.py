@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from native_engine.chunking import MIN_CHUNK
 from native_engine.engine import Engine
 from native_engine.errors import EngineError
 from native_engine.types import FinishReason, SequenceOutput
@@ -363,7 +364,7 @@ class TestShortSteps:
         assert self.largest_prefill(0.070) == pytest.approx(59, abs=1)
 
     def test_a_prompt_gets_on_by_a_chunk_though_no_time_is_left(self) -> None:
-        assert self.largest_prefill(0.011) == 32
+        assert self.largest_prefill(0.011) == MIN_CHUNK
 
     def test_without_decodes_a_step_takes_all_it_may(self) -> None:
         assert self.largest_prefill(0.070, with_decode=False) == 128
