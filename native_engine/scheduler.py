@@ -314,17 +314,16 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, prefix: list[int]) -> bool:
         """Whether a waiting sequence can start now, if need be in the place of lower classes."""
-        if not self._admission.is_expected_to_fit(sequence, prefix, self.running):
-            return False
+        admission = self._admission
         while True:
-            num_blocks = self._admission.missing_blocks(sequence, prefix)
+            num_blocks = admission.missing_blocks(sequence, prefix)
             num_places = len(self.running) + 1 - self._max_num_seqs
             if num_blocks <= 0 and num_places <= 0:
-                return True
+                return admission.is_expected_to_fit(sequence, prefix, self.running)
             displaced = choose_displaced(
                 self.running, sequence, num_blocks=num_blocks, num_places=num_places
             )
-            if not displaced:
+            if not displaced or not admission.is_expected_to_fit(sequence, prefix, self.running):
                 return False
             for other in displaced:  # what they share with others still is not free: look again
                 self._preempt(other)
