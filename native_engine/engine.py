@@ -188,7 +188,9 @@ class Engine:
             logger.exception("a step of %d sequences failed", len(step.sequences))
             return outputs + self._fail(step, error)
         self._num_failed_steps = 0
-        self._scheduler.step_cost.observe(step.num_tokens, self._clock() - started_s)
+        self._scheduler.step_cost.observe(
+            step.num_decode_tokens, step.num_prefill_tokens, self._clock() - started_s
+        )
 
         # Record what the blocks hold now; those that are full can be found from the next step on.
         self._record_computed(step, started_s)

@@ -55,13 +55,14 @@ WORTH_A_STEP = 2
 class ScheduledStep:
     """A step being filled: the shares of the runner's batch, and the sequences they belong to."""
 
-    __slots__ = ("_limit", "budget", "sequences", "shares")
+    __slots__ = ("_limit", "budget", "num_decode_tokens", "sequences", "shares")
 
     def __init__(self, budget: int) -> None:
         self._limit = budget
         self.budget = budget  # tokens that may still be added
         self.shares: list[ScheduledSequence] = []
         self.sequences: list[Sequence] = []  # whose shares these are, in order
+        self.num_decode_tokens = 0  # the other tokens are of prompts
 
     def add(self, sequence: Sequence, wanted: int) -> None:
         """Plan the sequence's next `wanted` tokens, or what is left of the budget."""
@@ -84,9 +85,9 @@ class ScheduledStep:
         )
 
     @property
-    def num_tokens(self) -> int:
-        """Of all shares together."""
-        return self._limit - self.budget
+    def num_prefill_tokens(self) -> int:
+        """Tokens of all shares that are no decodes."""
+        return self._limit - self.budget - self.num_decode_tokens
 
 
 class Scheduler:
@@ -169,6 +170,7 @@ class Scheduler:
                 step.add(sequence, 1)
             else:
                 prefills.append((sequence, uncomputed))
+        step.num_decode_tokens = self._max_num_batched_tokens - step.budget
         if prefills:
             budget = self._prefill_budget(len(step.shares))
             shares = split_budget([(s.priority, left) for s, left in prefills], budget)
@@ -289,9 +291,9 @@ class Scheduler:
         """Tokens of a step that are for prompts, so that the decodes beside get theirs in time."""
         budget = self._max_num_batched_tokens - num_decodes
         if num_decodes and self._target_itl_s:
-            most = self.step_cost.tokens_within(self._target_itl_s)
+            most = self.step_cost.prefill_tokens_within(self._target_itl_s, num_decodes)
             if most is not None:
-                budget = min(budget, max(MIN_CHUNK, most - num_decodes))
+                budget = min(budget, max(MIN_CHUNK, most))
         return budget
 
     def _let_pass(self, head: Sequence, prefills: list[Sequence]) -> None:
