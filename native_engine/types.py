@@ -110,6 +110,7 @@ class EngineStats:
     num_blocks: int = 0
     num_free_blocks: int = 0  # those with cached contents count as free
     num_preemptions: int = 0
+    num_expired: int = 0  # requests that ended at their deadlines, ever
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     prefix_cache_queries: int = 0  # prompt tokens looked for in the prefix cache, ever

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from native_engine.config import EngineConfig
 from native_engine.engine import Engine
+from native_engine.output_lengths import ENOUGH
 from native_engine.types import (
     EngineRequest,
     FinishReason,
@@ -34,6 +35,10 @@ def make_engine(
     clock: Callable[[], float] = lambda: 0.0,
     prefix_caching: bool = True,
     max_cached_share: float = 0.5,
+    max_waiting_tokens: int = 0,
+    max_bypass: int = 4,
+    aging_s: float = 30.0,
+    target_itl_s: float = 0.0,
 ) -> Engine:
     return Engine(
         runner,
@@ -44,9 +49,24 @@ def make_engine(
             max_waiting=max_waiting,
             prefix_caching=prefix_caching,
             max_cached_share=max_cached_share,
+            max_waiting_tokens=max_waiting_tokens,
+            max_bypass=max_bypass,
+            aging_s=aging_s,
+            target_itl_s=target_itl_s,
         ),
         clock=clock,
     )
+
+
+def let_expect_short_outputs(engine: Engine) -> None:
+    """Run as many requests of one token as it takes for the next to be expected to be as short.
+
+    What then asks for more is admitted too easily, and preempted.
+    """
+    for index in range(ENOUGH):
+        engine.add(make_request(f"short {index}", prompt=1, max_tokens=1))
+        engine.step()
+    assert not engine.has_work
 
 
 def make_request(
@@ -63,6 +83,9 @@ def make_request(
     cache_salt: str = "",
     tenant: str = "",
     fork_of: str | None = None,
+    weight: float = 1.0,
+    priority: int = 0,
+    timeout_s: float | None = None,
 ) -> EngineRequest:
     """A greedy request without stops unless told; an int makes a prompt of so many tokens."""
     return EngineRequest(
@@ -80,6 +103,9 @@ def make_request(
         cache_salt=cache_salt,
         tenant=tenant,
         fork_of=fork_of,
+        weight=weight,
+        priority=priority,
+        timeout_s=timeout_s,
     )
 
 

@@ -124,7 +124,8 @@ def test_tells_what_does_not_change() -> None:
 def test_check_finds_a_request_that_is_queued_nowhere() -> None:
     engine = make_engine(StubRunner())
     engine.add(make_request("a"))
-    engine._scheduler.waiting.clear()
+    (sequence,) = engine._scheduler.waiting
+    engine._scheduler.finish(sequence)
     with pytest.raises(AssertionError, match="are known"):
         engine.check_invariants()
 

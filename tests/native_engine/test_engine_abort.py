@@ -9,6 +9,7 @@ from tests.native_engine.harness import (
     Transcript,
     drain,
     expected,
+    let_expect_short_outputs,
     make_engine,
     make_request,
 )
@@ -73,6 +74,7 @@ def test_abort_of_what_ended_in_the_step_but_was_not_delivered_yet_is_fine() -> 
 def test_abort_of_a_preempted_request_leaves_the_others_alone() -> None:
     runner = StubRunner(num_blocks=6, block_size=4)
     engine = make_engine(runner)
+    let_expect_short_outputs(engine)
     stays, goes = make_request("stays", prompt=8, max_tokens=12), make_request("goes", prompt=8)
     engine.add(stays)
     engine.add(goes)

@@ -12,6 +12,7 @@ from native_engine.engine import MAX_FAILED_STEPS, Engine
 from native_engine.errors import EngineError
 from native_engine.types import EngineRequest, LogitRules, StepBatch
 from tests.native_engine.harness import Transcript, drain, expected, make_engine, make_request
+from tests.native_engine.peeking import preempt, running
 from tests.native_engine.stub_runner import StubRunner
 
 every_cache = pytest.mark.parametrize("prefix_caching", [True, False], ids=["cached", "off"])
@@ -97,7 +98,7 @@ def test_a_child_waits_for_its_parent_s_prompt_and_holds_nobody_up() -> None:
         ["0"],
         ["0"],
         ["0", "other"],
-        ["0", "other", "1"],
+        ["0", "1", "other"],
     ]
     check(drain(engine, transcript), runner, requests)
 
@@ -223,11 +224,10 @@ def test_children_do_not_wait_for_a_parent_that_was_preempted(prefix_caching: bo
     transcript = Transcript()
     for _ in range(2):
         transcript.record(engine.step())
-    scheduler = engine._scheduler
     parent, child = engine._sequences["0"], engine._sequences["1"]
     assert 0 < parent.num_computed_tokens < 19
     assert child.waits_for_parent
-    scheduler._preempt(parent)
+    preempt(engine, parent)
     assert not child.waits_for_parent
     check(drain(engine, transcript), runner, requests)
 
@@ -242,7 +242,7 @@ def test_a_forked_child_that_is_preempted_comes_back_by_itself(prefix_caching: b
     for _ in range(3):
         transcript.record(engine.step())
     for _ in range(2):
-        engine._scheduler._preempt(engine._scheduler._choose_victim())
+        preempt(engine, running(engine)[-1])
         engine.check_invariants()
     drain(engine, transcript)
     check(transcript, runner, requests)
