@@ -1,8 +1,10 @@
 """The backend protocol: the one seam between the gateway and whatever makes tokens.
 
 The event contract of `generate`: zero or more `Token`, the last of each choice with its finish
-reason, then exactly one `Finished`; or a `BackendError` is raised and nothing follows. Tokens of
-one choice come in generation order; choices may interleave. Nothing is yielded before the backend
+reason, then exactly one `Finished`; or a `BackendError` is raised and nothing follows. When
+`timeout_s` is over, choices that have not ended do so without another token; if there has been none
+at all, `DeadlineExceeded` is raised. Tokens of one choice come in generation order; choices may
+interleave. Nothing is yielded before the backend
 has accepted the request. **Closing the generator is the abort** and reaches the engine in under 100
 ms; whoever iterates it therefore owns it with `contextlib.aclosing`.
 
@@ -49,6 +51,7 @@ class BackendStatus:
     num_draft_tokens: int = 0  # guessed ahead and verified
     num_accepted_tokens: int = 0  # and found right
     engine: str = ""  # one line for a human: kind, dtype, device, determinism
+    deterministic: bool = False  # the same request yields the same tokens; false if unknown
 
 
 class Backend(Protocol):

@@ -43,7 +43,6 @@ from native_engine.types import EngineInfo, EngineRequest, EngineStats
 logger = logging.getLogger(__name__)
 
 RECONNECT_MS = 50  # a refused connect to a Unix socket costs 20 us
-LAST_WORDS_S = 0.02  # what it said last may still be on its way to us when its end is noticed
 LINGER_MS = 200  # for the last aborts to leave
 
 
@@ -73,8 +72,9 @@ class EngineClient:
         self._clock = clock
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        # Nothing may wait in a queue for an engine process that has yet to start.
-        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        # Not zmq.IMMEDIATE: it throws away what has come and is not read yet when a peer goes, an
+        # engine's last words among it. What is sent to a process that has just ended reaches the
+        # next one before our Hello, and is ignored there.
         self._socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -214,8 +214,18 @@ class EngineClient:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._send(Hello())
             else:
-                await asyncio.sleep(LAST_WORDS_S)
+                await self._hear_last_words()
                 self._lose("the engine process has ended")
+
+    async def _hear_last_words(self) -> None:
+        """Let `_receive` handle all that was sent before the end: ZeroMQ hands it over before it
+        tells of the end.
+        """
+        while int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0)
+        # A frame that has just been taken resolves a future; its reader runs a turn later.
+        for _ in range(2):
+            await asyncio.sleep(0)
 
     def _handle(self, frame: bytes) -> None:
         try:
@@ -295,7 +305,5 @@ class EngineClient:
             self._send(Abort(left))
 
     def _send(self, message: ClientMessage) -> None:
-        """At once or not at all: then the connection is lost, and the monitor about to say so."""
-        sent = asyncio.ensure_future(self._socket.send(encode(message), zmq.DONTWAIT))
-        if isinstance(sent.exception(), zmq.Again) and self._engine is not None:
-            self._lose("the engine process has ended")
+        """At once: without a high-water mark nothing makes it wait."""
+        asyncio.ensure_future(self._socket.send(encode(message), zmq.DONTWAIT)).result()

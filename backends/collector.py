@@ -85,7 +85,7 @@ def error_of(message: Rejected) -> BackendError:
         case RejectionKind.INVALID_TOKEN_ID:
             return BackendRejected(message.message, param="prompt")
         case RejectionKind.QUEUE_FULL:
-            return BackendOverloaded(message.message)
+            return BackendOverloaded(message.message, retry_after_s=message.retry_after_s)
         case RejectionKind.DUPLICATE:
             return BackendProtocolError(message.message)
         case RejectionKind.OTHER:

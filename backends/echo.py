@@ -25,6 +25,7 @@ from backends.errors import (
     BackendOverloaded,
     BackendRejected,
     BackendUnavailable,
+    DeadlineExceeded,
     PromptTooLong,
     StreamInterrupted,
 )
@@ -114,6 +115,7 @@ class EchoBackend:
             prompt_tokens_total=self._prompt_tokens,
             generation_tokens_total=self._generation_tokens,
             engine="echo: says what it was told",
+            deterministic=True,
         )
 
     async def aclose(self) -> None:
@@ -139,6 +141,7 @@ class EchoBackend:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         started_s = self._clock()
+        deadline_s = started_s + request.timeout_s
         self._admit()
         prompt_tokens = sum(_count(prompt) for prompt in request.prompts)
         choices = self._choices(request)
@@ -146,11 +149,15 @@ class EchoBackend:
         self._num_running += 1
         num_tokens, queue_s = 0, 0.0
         try:
-            await self._pause(self._options.first_token_delay_s, num_tokens)
+            await self._pause(self._options.first_token_delay_s, num_tokens, deadline_s)
             queue_s = self._clock() - started_s
+            if self._clock() >= deadline_s:
+                raise DeadlineExceeded("the request's time was over before its first token")
             for token in _interleave(choices, self._options.tokens_per_step):
                 if token is None:
-                    await self._pause(self._options.token_delay_s, num_tokens)
+                    await self._pause(self._options.token_delay_s, num_tokens, deadline_s)
+                    if self._clock() >= deadline_s:
+                        break
                     continue
                 num_tokens += 1
                 self._generation_tokens += 1
@@ -165,6 +172,7 @@ class EchoBackend:
         yield Finished(
             reasons=tuple(choice.reason for choice in choices),
             usage=Usage(prompt_tokens=prompt_tokens, completion_tokens=num_tokens),
+            tails=tuple(choice.cut() for choice in choices),
             queue_s=queue_s,
         )
 
@@ -198,8 +206,9 @@ class EchoBackend:
             )
         return min(request.max_tokens, room)
 
-    async def _pause(self, delay_s: float, num_tokens: int) -> None:
-        """Sleep, if only for a turn of the loop; closing the backend ends it."""
+    async def _pause(self, delay_s: float, num_tokens: int, deadline_s: float) -> None:
+        """Sleep, if only for a turn of the loop; closing the backend ends it, as does time."""
+        delay_s = max(min(delay_s, deadline_s - self._clock()), 0.0)
         pause = asyncio.timeout(None)
         with contextlib.suppress(TimeoutError):
             async with pause:
@@ -229,7 +238,7 @@ class _Choice:
         max_tokens: int,
         matcher: StopMatcher,
     ) -> None:
-        self.reason: FinishReason = FinishReason.LENGTH
+        self.reason: FinishReason = FinishReason.DEADLINE
         self.is_done = False
         self._index = index
         self._sampling = request.sampling
@@ -264,6 +273,10 @@ class _Choice:
             top_logprobs=(entry,) if sampling.top_logprobs else (),
             finish_reason=reason,
         )
+
+    def cut(self) -> str:
+        """The text still held back, now that no token comes any more."""
+        return self._matcher.finish()
 
     def _finish_reason(
         self, piece: str, stop: str | None, *, may_stop: bool

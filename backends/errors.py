@@ -4,6 +4,7 @@ BackendError
 ├─ BackendUnavailable       retryable   not started, crashed, refused, reset before the first byte
 ├─ BackendOverloaded        retryable   queue full, upstream 429/503
 ├─ BackendTimeout           retryable   nothing came before the first token's deadline
+├─ DeadlineExceeded         —           the request's own time was over before its first token
 ├─ BackendRejected          —           the request itself is at fault: another attempt cannot help
 │  ├─ PromptTooLong         —           the prompt, or prompt + max_tokens, does not fit
 │  ├─ UnsupportedFeature    —           this backend cannot do what the request asks
@@ -32,19 +33,26 @@ class BackendUnavailable(BackendError):
 
 
 class BackendOverloaded(BackendError):
-    """The backend is there and full. `retry_after_s` is its own estimate."""
+    """The backend is there and full.
+
+    `retry_after_s` is its own estimate of when it is worth coming back; a second if it has none.
+    """
 
     retryable = True
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = 1.0 if retry_after_s is None else retry_after_s
 
 
 class BackendTimeout(BackendError):
     """No first token in time."""
 
     retryable = True
+
+
+class DeadlineExceeded(BackendError):
+    """The request's `timeout_s` was over before it had a token: no other attempt has any left."""
 
 
 class BackendRejected(BackendError):

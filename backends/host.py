@@ -18,7 +18,7 @@ import secrets
 import signal
 import sys
 import time
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -161,13 +161,15 @@ class EngineHost:
 
     def _add(self, client: _Client, requests: tuple[EngineRequest, ...]) -> None:
         added: dict[str, str] = {}
+        known = ChainMap(added, client.engine_ids)
         for request in requests:
             self._num_requests += 1
             engine_id = f"{self._num_requests}:{request.request_id}"
             try:
-                if request.request_id in client.engine_ids or request.request_id in added:
+                if request.request_id in known:
                     raise DuplicateRequest(f"request {request.request_id} is here already")
-                self._engine.add(replace(request, request_id=engine_id))
+                sibling = known.get(request.fork_of) if request.fork_of is not None else None
+                self._engine.add(replace(request, request_id=engine_id, fork_of=sibling))
             except EngineError as error:
                 for taken in added.values():
                     self._engine.abort(taken)
@@ -242,6 +244,7 @@ def _rejected(
         prompt_tokens=len(request.prompt_token_ids),
         max_tokens=request.sampling.max_tokens,
         max_total_tokens=max_total_tokens(engine),
+        retry_after_s=error.retry_after_s if isinstance(error, QueueFull) else None,
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -16,7 +18,7 @@ from typing import Literal, TypeVar
 
 from backends.base import BackendStatus, EncodedToken
 from backends.client import EngineClient
-from backends.errors import BackendRejected, PromptTooLong
+from backends.errors import BackendRejected, DeadlineExceeded, PromptTooLong
 from backends.messages import max_total_tokens
 from backends.sampling import check_token_ids, engine_sampling
 from backends.text.choice import ChoiceDecoder
@@ -58,6 +60,7 @@ class LocalBackend:
         *,
         now: Callable[[], datetime],
         sharing: Sharing = "tenant",
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`now` is the local time that chat templates may write."""
         self._name = name
@@ -65,6 +68,7 @@ class LocalBackend:
         self._tokenizer = tokenizer
         self._encoder = PromptEncoder(tokenizer, now=now)
         self._sharing: Sharing = sharing
+        self._clock = clock
         self._serials = itertools.count()
 
     @property
@@ -95,6 +99,7 @@ class LocalBackend:
             max_model_len=max_total_tokens(info),
             max_concurrent_requests=info.max_num_seqs + info.max_waiting,
             engine=info.description,
+            deterministic=info.deterministic,
         )
 
     async def aclose(self) -> None:
@@ -108,18 +113,27 @@ class LocalBackend:
         return tokens
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+        deadline_s = self._clock() + request.timeout_s
         info = await self._client.until_ready()
         prompts = await _encoded(self._encoder.ids, request.prompts)
-        sequences = self._sequences(request, prompts, info)
+        left_s = deadline_s - self._clock()
+        if left_s <= 0.0:
+            raise DeadlineExceeded("the request's time was over before the engine could take it")
+        sequences = self._sequences(replace(request, timeout_s=left_s), prompts, info)
         decoders = self._decoders(request, sequences)
         reasons: dict[int, FinishReason] = {}
+        tails: dict[int, str] = {}
         completion_tokens, cached_tokens, queue_s = 0, 0, 0.0
         async with aclosing(self._client.stream(sequences)) as batches:
             async for batch in batches:
                 for output in batch:
                     decoder = decoders.get(output.request_id)
-                    if decoder is None or output.token is None:
+                    if decoder is None:
                         continue  # drawn before the engine knew of the stop string
+                    if output.token is None:  # its time is over
+                        tails[decoder.index], reasons[decoder.index] = decoder.cut()
+                        del decoders[output.request_id]
+                        continue
                     token = decoder.push(output.token, output.finish_reason)
                     if not completion_tokens and output.queue_s is not None:
                         queue_s = output.queue_s
@@ -131,6 +145,8 @@ class LocalBackend:
                         del decoders[output.request_id]
                         self._client.abort(output.request_id)
                     yield token
+        if not completion_tokens:
+            raise DeadlineExceeded("the request's time was over before its first token")
         yield Finished(
             reasons=tuple(reasons[index] for index in range(request.num_choices)),
             usage=Usage(
@@ -138,6 +154,7 @@ class LocalBackend:
                 completion_tokens=completion_tokens,
                 cached_tokens=cached_tokens,
             ),
+            tails=tuple(tails.get(i, "") for i in range(request.num_choices)) if tails else (),
             queue_s=queue_s,
         )
 
@@ -147,7 +164,8 @@ class LocalBackend:
         prompts: Sequence[tuple[int, ...]],
         info: engine.EngineInfo,
     ) -> list[engine.EngineRequest]:
-        """One sequence per choice. Its id is new even if the request has been here before.
+        """One sequence per choice, those after a prompt's first forked from that. Its id is new
+        even if the request has been here before.
 
         Raises:
             BackendRejected: they can never run, however long they wait.
@@ -160,12 +178,12 @@ class LocalBackend:
                 "fewer, or send several requests",
                 param="n",
             )
-        serial = next(self._serials)
+        stem = f"{request.request_id}-{next(self._serials)}"
         salt = cache_salt(request, self._sharing)
         sampling = engine_sampling(request.sampling, self._tokenizer)
         return [
             engine.EngineRequest(
-                request_id=f"{request.request_id}-{serial}-{index}",
+                request_id=f"{stem}-{index}",
                 prompt_token_ids=prompts[index // request.n],
                 sampling=replace(
                     sampling,
@@ -175,6 +193,11 @@ class LocalBackend:
                     else sampling.seed,
                 ),
                 cache_salt=salt,
+                fork_of=f"{stem}-{index - index % request.n}" if index % request.n else None,
+                tenant=request.tenant,
+                weight=request.weight,
+                priority=request.priority,
+                timeout_s=None if request.timeout_s == math.inf else request.timeout_s,
             )
             for index in range(request.num_choices)
         ]

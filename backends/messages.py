@@ -28,7 +28,7 @@ from native_engine.types import (
     SequenceOutput,
 )
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):
@@ -115,6 +115,7 @@ class Rejected(msgspec.Struct, frozen=True, array_like=True, tag="rejected"):
     prompt_tokens: int = 0
     max_tokens: int = 0
     max_total_tokens: int = 0
+    retry_after_s: float | None = None  # the engine's estimate, if it is full and has one
 
 
 class WrongVersion(msgspec.Struct, frozen=True, array_like=True, tag="wrong_version"):

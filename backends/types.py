@@ -8,6 +8,7 @@ engines.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -124,6 +125,7 @@ class FinishReason(enum.Enum):
     EOS = "eos"  # the model ended its turn
     STOP = "stop"  # a stop string or stop token id of the client
     LENGTH = "length"  # max_tokens, or the context is full
+    DEADLINE = "deadline"  # the request's time was over: the answer is what had come until then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +146,9 @@ class GenerationRequest:
     include_stop_str: bool = False
     stream: bool = False
     tenant: str = ""  # whose it is; no other tenant may share or time what is cached for it
+    weight: float = 1.0  # of the tenant's share of the engine, against others that wait as well
+    priority: int = 0  # who waits with a higher one goes first
+    timeout_s: float = math.inf  # from `generate` on: what is not done by then ends as it stands
     cache_salt: str = ""  # the client's own: who sends another shares nothing with this request
     extra: Mapping[str, object] = field(
         default_factory=dict[str, object]
@@ -160,6 +165,10 @@ class GenerationRequest:
             raise ValueError("n must be at least 1")
         if "" in self.stop:
             raise ValueError("stop must not contain an empty string")
+        if not 0.0 < self.weight < math.inf:
+            raise ValueError("weight must be above 0 and finite")
+        if not self.timeout_s > 0.0:
+            raise ValueError("timeout_s must be above 0")
 
     @property
     def num_choices(self) -> int:
@@ -182,7 +191,7 @@ class Token:
 
     `text` is what the answer grows by: complete code points only, nothing a stop string might still
     take back, nothing for special tokens. It may be empty. The last token of a choice, and only
-    that, carries `finish_reason`.
+    that, carries `finish_reason`; a choice whose time was over has no such token.
     """
 
     index: int
@@ -209,10 +218,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The end of a request: the finish reason of every choice in order, and the usage."""
+    """The end of a request: the finish reason of every choice in order, and the usage.
+
+    `tails` has what was held back of each choice's text when its time was over; empty if nothing
+    was. A choice without tokens has no tail.
+    """
 
     reasons: tuple[FinishReason, ...]
     usage: Usage
+    tails: tuple[str, ...] = ()
     queue_s: float = (
         0.0  # from submission until the step that computed the first prompt token began
     )

@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 
+from kernels.copy_blocks import copy_blocks
 from kernels.cpu.library import library
 from kernels.cpu.linear import linear_c, pack
 from kernels.dispatch import Implementation, forced
@@ -60,6 +61,13 @@ def token_ops(num_tokens: int, dtype: torch.dtype, device: torch.device) -> Iter
     caches = torch.zeros(2, NUM_BLOCKS, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM).to(device, dtype)
     slots = torch.randperm(NUM_BLOCKS * BLOCK_SIZE, device=device)[:num_tokens]
     yield f"store_kv {num_tokens}", lambda: store_kv(key, key, caches[0], caches[1], slots)
+
+
+def block_copies(num_copies: int, dtype: torch.dtype, device: torch.device) -> Case:
+    """As many forks in one step, of one layer."""
+    caches = torch.randn(2, NUM_BLOCKS, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM).to(device, dtype)
+    copies = torch.randperm(NUM_BLOCKS, device=device)[: 2 * num_copies].view(-1, 2)
+    return f"copy_blocks {num_copies}", lambda: copy_blocks(caches[0], caches[1], copies)
 
 
 def attention(name: str, dtype: torch.dtype, device: torch.device) -> Case:
@@ -148,6 +156,7 @@ def main() -> None:
     has_c = device.type == "cpu" and dtype == torch.float32 and library() is not None
     own: list[Implementation] = ["triton"] if device.type == "cuda" else ["cpu"]
     cases = [case for num_tokens in (1, 32, 128) for case in token_ops(num_tokens, dtype, device)]
+    cases += [block_copies(num_copies, dtype, device) for num_copies in (1, 3, 31)]
     cases += [attention(name, dtype, device) for name in STEPS]
     compare_ops(cases, ["c", *own] if has_c else own, options.rounds, device)
     if has_c:

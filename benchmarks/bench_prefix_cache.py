@@ -1,15 +1,17 @@
 """What the prefix cache saves on a repeated prompt, and what it costs when nothing repeats.
 
 Savings: the time to the first token of a prompt of 1,000 tokens, cold and again, on a real model.
-Costs: the engine's own time for a step of 32 decodes, and for a step that admits a prompt of 1,000
-tokens, over a runner that computes nothing, with the cache on and off in turn, so that a busy
+Costs: the thread's own time for a step of 31 decodes and for one that admits a prompt of 1,000
+tokens beside them, over a runner that computes nothing; and what the difference is of the time that
+the real model takes for the same. The cache is on and off in turn, every 16 steps, so that a busy
 machine slows both alike; the median counts.
 
     python -m benchmarks.bench_prefix_cache --model .turnout/models/SmolLM2-135M-Instruct.Q4_1.gguf
 
-On 2 shared cores the first token of SmolLM2-135M (float32, 1 thread) takes 3.61 s cold and 0.15 s
-warm: 0.040 of it. A step of 31 decodes takes 125 us with the cache and 120 without, and one that
-admits 1,000 tokens beside them 297 and 183.
+On 2 shared, busy cores the first token of SmolLM2-135M (float32, 1 thread) takes 4.8 to 9.3 s cold
+and 0.06 to 0.09 s warm: 0.013 of it at most. A step of 31 decodes takes 119 us with the cache and
+110 without, 0.01% of the model's 155 ms; one that admits 1,000 tokens beside them 274 and 168,
+0.002% of the model's time.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ from native_engine.types import (
 
 PROMPT_TOKENS = 1000
 NUM_DECODES = 32
-STEPS = 500  # of which every 16th closes a block in each sequence
-ROUNDS = 6
+PERIOD = 16  # steps, in which each sequence closes one block
+NUM_PERIODS = 100
 
 
 class NullRunner:
@@ -87,34 +89,65 @@ def first_token_s(engine: Engine, name: str, seed: int) -> float:
     return time.perf_counter() - started_s
 
 
-def timed_step_us(engine: Engine) -> float:
-    """What one step takes."""
-    started_s = time.perf_counter()
-    engine.step()
-    return (time.perf_counter() - started_s) * 1e6
+def steps_us(engine: Engine, count: int) -> float:
+    """What `count` steps take of this thread's time, each."""
+    started_s = time.thread_time()
+    for _ in range(count):
+        engine.step()
+    return (time.thread_time() - started_s) * 1e6 / count
 
 
-def costs_us(engine: Engine, seed: int) -> tuple[float, float]:
-    """Of a step of decodes, and of one that admits a long prompt beside them; nothing repeats."""
+def start_decodes(engine: Engine, num_tokens: int) -> None:
+    """All but one of the places, each with a prompt of its own."""
     for index in range(NUM_DECODES - 1):
-        engine.add(request(f"{seed}-{index}", 100, 2 * STEPS, seed * 1000 + index))
+        engine.add(request(f"decode-{index}", 100, num_tokens, 1000 + index))
         engine.step()
-    decoding = [timed_step_us(engine) for _ in range(STEPS)]
-    admitting = []
-    for index in range(20):
-        engine.add(request(f"{seed}-long-{index}", PROMPT_TOKENS, 1, seed * 1000 + 500 + index))
-        admitting.append(timed_step_us(engine))
-    while engine.has_work:
-        engine.step()
-    return statistics.median(decoding), statistics.median(admitting)
 
 
-def print_savings(model: Path, threads: int) -> None:
-    """Cold and warm, the best of three prompts each."""
+def admission_us(engine: Engine, index: int) -> float:
+    """A step that admits a long prompt beside the decodes; nothing repeats."""
+    engine.add(request(f"long-{index}", PROMPT_TOKENS, 1, index))
+    return steps_us(engine, 1)
+
+
+def scheduling_costs() -> tuple[list[float], list[float]]:
+    """Of a step of decodes and of one that admits, each in us [without the cache, with it].
+
+    In turn, so that whatever slows the machine slows both.
+    """
+    engines = [
+        make_engine(NullRunner(), max_num_batched_tokens=2048, prefix_caching=is_on)
+        for is_on in (False, True)
+    ]
+    for engine in engines:
+        start_decodes(engine, PERIOD * NUM_PERIODS + 1000)
+    decoding = [[steps_us(engine, PERIOD) for engine in engines] for _ in range(NUM_PERIODS)]
+    admitting = [[admission_us(engine, index) for engine in engines] for index in range(50)]
+    return _medians(decoding), _medians(admitting)
+
+
+def _medians(rows: list[list[float]]) -> list[float]:
+    return [statistics.median(column) for column in zip(*rows, strict=True)]
+
+
+def print_cost(what: str, off_us: float, on_us: float, real_us: float | None) -> None:
+    """One line; `real_us`: what the model takes for the same."""
+    share = f"; {(on_us - off_us) / real_us:.4%} of the model's {real_us:.0f} us" if real_us else ""
+    print(
+        f"no hits, {what}: {on_us:.0f} us with the cache, {off_us:.0f} without, "
+        f"ratio {on_us / off_us:.3f}{share}"
+    )
+
+
+def model_times(model: Path, threads: int) -> tuple[float, float, float]:
+    """On the real model: a step of decodes in us, and the first token of a long prompt in s, cold
+    and warm, the best of three each.
+    """
     config = EngineConfig(model=model, max_model_len=2048, cpu_threads=threads)
-    runner = build_runner(config)
     engine = make_engine(
-        runner, max_num_batched_tokens=config.max_num_batched_tokens, prefix_caching=True
+        build_runner(config),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        prefix_caching=True,
     )
     first_token_s(engine, "warm-up", seed=0)
     pairs = [
@@ -122,39 +155,27 @@ def print_savings(model: Path, threads: int) -> None:
         for seed in range(1, 4)
     ]
     cold_s, warm_s = (min(times) for times in zip(*pairs, strict=True))
-    print(
-        f"first token of {PROMPT_TOKENS}: cold {cold_s * 1e3:.0f} ms, warm {warm_s * 1e3:.0f} ms, "
-        f"ratio {warm_s / cold_s:.3f}"
-    )
-
-
-def print_costs() -> None:
-    """On and off in turn, the best of `ROUNDS` medians each."""
-    engines = {
-        is_on: make_engine(NullRunner(), max_num_batched_tokens=2048, prefix_caching=is_on)
-        for is_on in (True, False)
-    }
-    measured: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    for seed in range(ROUNDS):
-        for is_on, engine in engines.items():
-            measured[is_on].append(costs_us(engine, seed))
-    for is_on, rounds in measured.items():
-        decoding, admitting = (min(times) for times in zip(*rounds, strict=True))
-        print(
-            f"cache {'on' if is_on else 'off'}, no hits: {decoding:.0f} us a step of "
-            f"{NUM_DECODES - 1} decodes, {admitting:.0f} us if it admits {PROMPT_TOKENS} tokens"
-        )
+    start_decodes(engine, NUM_DECODES + 4)
+    return min(steps_us(engine, 1) for _ in range(3)), cold_s, warm_s
 
 
 def main() -> None:
-    """Print both."""
+    """Print costs and, of a model, savings."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, help="a GGUF file or a folder; without it costs only")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    print_costs()
+    decoding, admitting = scheduling_costs()
+    step_us = cold_us = None
     if arguments.model is not None:
-        print_savings(arguments.model, arguments.threads)
+        step_us, cold_s, warm_s = model_times(arguments.model, arguments.threads)
+        cold_us = cold_s * 1e6
+        print(
+            f"first token of {PROMPT_TOKENS}: cold {cold_s * 1e3:.0f} ms, "
+            f"warm {warm_s * 1e3:.0f} ms, ratio {warm_s / cold_s:.3f}"
+        )
+    print_cost(f"a step of {NUM_DECODES - 1} decodes", *decoding, step_us)
+    print_cost(f"admitting {PROMPT_TOKENS} tokens beside them", *admitting, cold_us)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from backends.errors import (
     BackendOverloaded,
     BackendRejected,
     BackendTimeout,
+    DeadlineExceeded,
     NoChatTemplate,
     PromptTooLong,
     UnsupportedFeature,
@@ -265,7 +266,7 @@ def from_backend(error: BackendError) -> GatewayError:
             return InvalidRequest(error.message, param=error.param)
         case BackendOverloaded():
             return Overloaded(error.message, retry_after_s=error.retry_after_s)
-        case BackendTimeout():
+        case BackendTimeout() | DeadlineExceeded():
             return UpstreamTimeout(error.message)
         case _:
             return UpstreamFailed(error.message)

@@ -47,6 +47,7 @@ async def ready(request: Request) -> Response:
                 "state": status.state.value,
                 "detail": status.detail,
                 "engine": status.engine,
+                "deterministic": status.deterministic,
             }
             for name, status in statuses.items()
         },

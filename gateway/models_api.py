@@ -64,6 +64,7 @@ async def info(request: Request) -> Response:
         max_model_len=status.max_model_len,
         max_concurrent_requests=status.max_concurrent_requests,
         version=version("turnout"),
+        deterministic=status.deterministic,
     )
     return _response(reply)
 

@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from backends.base import Tokenizing
-from backends.errors import BackendError, BackendProtocolError, BackendRejected, BackendTimeout
+from backends.errors import BackendError, BackendProtocolError, BackendTimeout, DeadlineExceeded
 from backends.types import UNLIMITED_TOKENS, Event, Finished, GenerationRequest
 from gateway.authenticate import authenticate
 from gateway.body import ClientGone, check_media_type, read_body
@@ -50,6 +50,12 @@ log = logging.getLogger("turnout.pipeline")
 
 HOLD_STATUS_S = 0.15
 """With nothing to fall back on, a stream's headers go out at the latest this long after admission.
+"""
+
+MARGIN_SHARE, MAX_MARGIN_S = 0.1, 5.0
+"""How much earlier than ours a backend's deadline is: of the time left, and at most. An engine
+looks at its clock between two steps, and then still has to tell us. A step of SmolLM2-135M took
+0.6 s at most with 32 sequences, and 4 s at the end of a prompt of 6,000 tokens, on two busy cores.
 """
 
 Events = AsyncGenerator[Event, None]
@@ -122,7 +128,11 @@ class GenerationEndpoint:
         try:
             decision, prompt_tokens = await _route(call, principal, exchange.request)
             request = replace(
-                exchange.request, model=decision.model, tenant=principal.tenant.tenant_id
+                exchange.request,
+                model=decision.model,
+                tenant=principal.tenant.tenant_id,
+                priority=decision.priority,
+                weight=decision.weight,
             )
             tokens = await _tokens_to_reserve(services, request, decision, prompt_tokens)
             claims = claims_for(decision.limits, principal, tokens)
@@ -256,13 +266,20 @@ async def _pump(events: Events, encoder: StreamEncoder, stream: EventStream) -> 
 async def _attempts(
     call: Call, request: GenerationRequest, decision: Decision, lease: Lease
 ) -> Events:
-    """The events of the first backend that gives any: fails over before the first event only."""
-    failure: BackendError = BackendRejected("no backend was tried")
+    """The events of the first backend that gives any: fails over before the first event only, and
+    while there is time left.
+    """
+    timeouts = _timeouts(decision)
+    failure: BackendError = DeadlineExceeded("the request's time was over before an attempt")
     for name in decision.attempts:
+        left_s = timeouts.total_s - call.elapsed_s()
+        if left_s <= 0.0:
+            break
         call.backend = name
         call.num_attempts += 1
+        timed = replace(request, timeout_s=left_s - min(left_s * MARGIN_SHARE, MAX_MARGIN_S))
         try:
-            async with aclosing(_attempt(call, name, request, _timeouts(decision))) as events:
+            async with aclosing(_attempt(call, name, timed, timeouts)) as events:
                 async for event in events:
                     call.count(event)
                     lease.tokens_used = call.tokens_used

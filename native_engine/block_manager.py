@@ -4,80 +4,57 @@ A block is in one of three states:
 
 * used: in the table of one sequence, or of several that begin alike;
 * cached: free, but its contents have a name (`prefix_hash`), by which a sequence that begins alike
-  finds it. The cached block freed first is the first to be overwritten; a sequence frees its tail
-  first, so the beginning of a prefix, which more sequences share, lives longest;
+  finds it. The cached block freed first is the first to be overwritten (`free_blocks` knows the
+  exception); a sequence frees its tail first, so the beginning of a prefix, which more sequences
+  share, lives longest;
 * clean: free and nameless. These are taken before any cached one.
 
-Only full blocks get a name, and only once the step that filled them has succeeded. A used block is
-therefore never written to by two, and no table is ever changed in the middle: two equal blocks that
-were computed side by side stay two.
+Only full blocks get a name, and only once the step that filled them has succeeded. Only full blocks
+are shared: by name, or by forking, which gives the child a copy of the block that is filled in
+part. A shared block is therefore never written to, and no table is ever changed in the middle: two
+equal blocks that were computed side by side stay two.
 
-Counts blocks, not bytes: the cache itself and the slot arithmetic belong to the runner. Paging
-follows PagedAttention (Kwon et al. 2023, arXiv:2309.06180). During a step, block tables only grow
-while their sequence runs, so a runner may read them live; `trim` belongs between two steps.
+Copies are made by the device at the beginning of the next step, in the order in which they were
+asked for. So a source may be freed, and taken and written by another, as soon as it was asked for.
+
+Counts blocks, not bytes: the cache itself and the slot arithmetic belong to the runner. Paging and
+forking follow PagedAttention (Kwon et al. 2023, arXiv:2309.06180). During a step, block tables only
+grow while their sequence runs, so a runner may read them live; `trim` belongs between two steps.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+from native_engine.free_blocks import FreeBlocks
 from native_engine.prefix_hash import extend_hashes
-from native_engine.sequence import Sequence
+from native_engine.sequence import Sequence, SequenceStatus
 
 
-class FreeList:
-    """Free blocks in the order of their reuse, as a doubly linked list laid over two arrays.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefix:
+    """What is computed already of a sequence's first tokens, and where."""
 
-    Any block is removed in O(1), wherever it stands. The entry after the last block is the list's
-    two ends in one.
-    """
-
-    def __init__(self, num_blocks: int) -> None:
-        self._ends = num_blocks
-        self._next: list[int] = [*range(1, num_blocks + 1), 0]
-        self._previous: list[int] = [num_blocks, *range(num_blocks)]
-        self._length = num_blocks
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[int]:
-        block = self.head
-        while block != self._ends:
-            yield block
-            block = self._next[block]
-
-    @property
-    def head(self) -> int:
-        """The next to be reused. The list must not be empty."""
-        return self._next[self._ends]
-
-    def append(self, block: int) -> None:
-        """Add a block that is not in the list, as the last to be reused."""
-        self._insert(self._previous[self._ends], block, self._ends)
-
-    def prepend(self, block: int) -> None:
-        """Add a block that is not in the list, as the next to be reused."""
-        self._insert(self._ends, block, self._next[self._ends])
-
-    def remove(self, block: int) -> None:
-        """Take out a block that is in the list."""
-        before, after = self._previous[block], self._next[block]
-        self._next[before] = after
-        self._previous[after] = before
-        self._length -= 1
-
-    def _insert(self, before: int, block: int, after: int) -> None:
-        self._next[before] = self._previous[after] = block
-        self._previous[block], self._next[block] = before, after
-        self._length += 1
+    num_tokens: int
+    blocks: list[int]  # full ones, to be shared
+    partial: int | None = None  # has the tokens behind theirs, and others: to be copied
+    is_forked: bool = False  # its parent's, not what was found by its contents
 
 
 class BlockManager:
     """Hands blocks `0 .. num_blocks - 1` to sequences and takes them back."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        prefix_caching: bool = True,
+        max_cached_share: float = 1.0,
+    ) -> None:
+        """max_cached_share: see `FreeBlocks`."""
         if num_blocks < 1 or block_size < 1:
             raise ValueError(
                 f"num_blocks ({num_blocks}) and block_size ({block_size}) must be at least 1"
@@ -85,15 +62,24 @@ class BlockManager:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.prefix_caching = prefix_caching
-        self._ref_counts = [0] * num_blocks  # 0 means: in the free list
-        self._free = FreeList(num_blocks)
+        self._ref_counts = [0] * num_blocks  # 0 means: free
+        self._free = FreeBlocks(num_blocks, max_cached_share=max_cached_share)
         self._hashes: list[bytes | None] = [None] * num_blocks  # the names of their contents
         self._blocks: dict[bytes, int] = {}  # the same the other way round
+        self._publishers = [""] * num_blocks  # the tenants who computed what has a name
+        self._copies: list[tuple[int, int]] = []  # (from, to), for the next step
+        self._is_step_running = False
+        self._deferred: list[list[int]] = []  # tables freed since it began
 
     @property
     def num_free_blocks(self) -> int:
         """Of blocks that can be taken, clean or cached."""
         return len(self._free)
+
+    @property
+    def num_clean_blocks(self) -> int:
+        """Of blocks that can be taken without forgetting what they hold."""
+        return len(self._free.clean)
 
     @property
     def num_named_blocks(self) -> int:
@@ -104,34 +90,60 @@ class BlockManager:
         """Blocks that `num_tokens` tokens fill, the last perhaps in part."""
         return -(-num_tokens // self.block_size)
 
-    def match(self, sequence: Sequence) -> list[int]:
-        """The blocks that hold the sequence's first tokens already. Takes none of them.
+    def match(self, sequence: Sequence) -> Prefix:
+        """What is computed of the sequence's first tokens already. Takes no block.
 
-        At least one known token is left over, for its logits.
+        A parent that has computed all but the last of them is forked; else the blocks of earlier
+        sequences are looked for. At least one known token is left over, for its logits.
         """
-        if not self.prefix_caching:
-            return []
-        most = (len(sequence.token_ids) - 1) // self.block_size
-        self._extend_hashes(sequence, most)
+        parent = sequence.parent
+        if (
+            parent is not None
+            and parent.status is SequenceStatus.RUNNING
+            and parent.num_computed_tokens >= len(sequence.token_ids) - 1
+        ):
+            return self._forked(parent, sequence)
         found: list[int] = []
-        for name in sequence.prefix_hashes[1 : most + 1]:
-            block = self._blocks.get(name)
-            if block is None:
-                break
-            found.append(block)
-        return found
+        if self.prefix_caching:
+            most = (len(sequence.token_ids) - 1) // self.block_size
+            self._extend_hashes(sequence, most)
+            for name in sequence.prefix_hashes[1 : most + 1]:
+                block = self._blocks.get(name)
+                if block is None:
+                    break
+                found.append(block)
+        return Prefix(num_tokens=len(found) * self.block_size, blocks=found)
 
     def num_used(self, blocks: Iterable[int]) -> int:
         """How many of the blocks are in a table: to share these costs no free block."""
         return sum(1 for block in blocks if self._ref_counts[block])
 
-    def adopt(self, sequence: Sequence, blocks: Iterable[int]) -> None:
-        """Begin an empty block table with blocks that `match` has just found."""
-        for block in blocks:
+    def adopt(self, sequence: Sequence, prefix: Prefix) -> None:
+        """Begin an empty block table with what `match` has just found.
+
+        Raises:
+            RuntimeError: there is a partial block to be copied, and none is free to copy it to.
+        """
+        for block in prefix.blocks:
             if not self._ref_counts[block]:
                 self._free.remove(block)
             self._ref_counts[block] += 1
             sequence.block_table.append(block)
+        if prefix.partial is not None:
+            self.allocate(sequence, 1)
+            self._copies.append((prefix.partial, sequence.block_table[-1]))
+        sequence.num_computed_tokens = prefix.num_tokens
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Give a child that holds nothing what the parent has computed of the tokens both begin
+        with, all of the child's but its last at most.
+
+        Both go on writing to blocks of their own, and so may other children of the same parent.
+
+        Raises:
+            RuntimeError: as `adopt`. One free block is enough.
+        """
+        self.adopt(child, self._forked(parent, child))
 
     def allocate(self, sequence: Sequence, count: int) -> None:
         """Append `count` free blocks to the sequence's block table; what they held is forgotten.
@@ -164,6 +176,7 @@ class BlockManager:
             if name not in self._blocks:
                 self._blocks[name] = block
                 self._hashes[block] = name
+                self._publishers[block] = sequence.tenant
 
     def free(self, sequence: Sequence) -> None:
         """Take back all the sequence holds; it holds nothing afterwards, so twice is once.
@@ -171,57 +184,119 @@ class BlockManager:
         The table is replaced, not emptied: a step under way may still be reading it.
         """
         table, sequence.block_table = sequence.block_table, []
-        for block in reversed(table):
-            self._ref_counts[block] -= 1
-            if self._ref_counts[block]:
-                continue
-            if self._hashes[block] is None:
-                self._free.prepend(block)
-            else:
-                self._free.append(block)
+        if self._is_step_running:
+            self._deferred.append(table)
+        else:
+            self._release(table)
+
+    def begin_step(self) -> tuple[tuple[int, int], ...]:
+        """Hand out the copies that the step has to begin with. Until `end_step` no block becomes
+        free, for the step may be writing to it.
+        """
+        copies = tuple(self._copies)
+        self._copies.clear()
+        self._is_step_running = True
+        return copies
+
+    def end_step(self) -> None:
+        """The step has succeeded or failed; either way it writes no more."""
+        self._is_step_running = False
+        for table in self._deferred:
+            self._release(table)
+        self._deferred.clear()
 
     def trim(self, sequence: Sequence) -> None:
         """Take back the blocks past the sequence's known tokens. They are its own, and nameless."""
         table = sequence.block_table
-        while len(table) > self.blocks_for(len(sequence.token_ids)):
-            block = table.pop()
-            self._ref_counts[block] = 0
-            self._free.prepend(block)
+        num_kept = self.blocks_for(len(sequence.token_ids))
+        self._release(table[num_kept:])
+        del table[num_kept:]
 
     def check_invariants(self, sequences: Iterable[Sequence]) -> None:
         """Hold the books against the tables of all live sequences. O(num_blocks), for tests.
 
         Raises:
-            AssertionError: a block is lost, free and used at once, misnamed, or shared unnamed.
+            AssertionError: a block is lost, free and used at once, misnamed, or shared although it
+            is not full.
         """
         sequences = list(sequences)
-        references = Counter(block for sequence in sequences for block in sequence.block_table)
+        tables = [*(sequence.block_table for sequence in sequences), *self._deferred]
+        references = Counter(block for table in tables for block in table)
         counted = {block: count for block, count in enumerate(self._ref_counts) if count}
-        free = list(self._free)
+        clean, cached = list(self._free.clean), list(self._free.cached)
         named = {name: block for block, name in enumerate(self._hashes) if name is not None}
-        misnamed = [  # or found under another salt
-            (sequence.request_id, block)
+        placed = [
+            (sequence, index, block)
             for sequence in sequences
             for index, block in enumerate(sequence.block_table)
+        ]
+        misnamed = [  # or found under another salt
+            (sequence.request_id, block)
+            for sequence, index, block in placed
             if self._hashes[block] not in (None, *sequence.prefix_hashes[index + 1 : index + 2])
         ]
-        shared = [block for block, count in counted.items() if count > 1]
-        checks = (
-            (counted == references, f"ref counts {counted} are not the tables' {references}"),
-            (all(self._hashes[block] for block in shared), f"shared without a name: {shared}"),
-            (not misnamed, f"blocks that hold something else: {misnamed}"),
-            (named == self._blocks, f"names {named} do not mirror {self._blocks}"),
-            (self.prefix_caching or not named, f"named, though nobody may find them: {named}"),
-            (free == sorted(free, key=lambda block: self._hashes[block] is not None), "clean last"),
-            (len(free) == len(self._free), "the free list's length is wrong"),
+        written = [
+            (sequence.request_id, block)
+            for sequence, index, block in placed
+            if self._ref_counts[block] > 1
+            and (index + 1) * self.block_size > sequence.num_computed_tokens
+        ]
+        checks: tuple[tuple[bool, Callable[[], str]], ...] = (  # told only if needed: that is slow
             (
-                sorted([*free, *counted]) == list(range(self.num_blocks)),
-                f"free {free} and used {counted} do not make up {self.num_blocks} blocks",
+                counted == references,
+                lambda: f"ref counts {counted} are not the tables' {references}",
+            ),
+            (not written, lambda: f"shared, and will be written to: {written}"),
+            (not misnamed, lambda: f"blocks that hold something else: {misnamed}"),
+            (named == self._blocks, lambda: f"names {named} do not mirror {self._blocks}"),
+            (
+                self.prefix_caching or not named,
+                lambda: f"named, though nobody may find them: {named}",
+            ),
+            (
+                not any(self._hashes[block] for block in clean),
+                lambda: f"clean with a name: {clean}",
+            ),
+            (
+                all(self._hashes[block] for block in cached),
+                lambda: f"cached without a name: {cached}",
+            ),
+            (
+                len(self._free) == len(clean) + len(cached),
+                lambda: "the number of free blocks is wrong",
+            ),
+            (
+                sorted([*clean, *cached, *counted]) == list(range(self.num_blocks)),
+                lambda: (
+                    f"free {clean} {cached} and used {counted} are not {self.num_blocks} blocks"
+                ),
             ),
         )
         for holds, message in checks:
             if not holds:
-                raise AssertionError(message)
+                raise AssertionError(message())
+        self._free.check_invariants()
+
+    def _forked(self, parent: Sequence, child: Sequence) -> Prefix:
+        num_tokens = min(parent.num_computed_tokens, len(child.token_ids) - 1)
+        full, rest = divmod(num_tokens, self.block_size)
+        child.prefix_hashes[1:] = parent.prefix_hashes[1 : full + 1]
+        return Prefix(
+            num_tokens=num_tokens,
+            blocks=parent.block_table[:full],
+            partial=parent.block_table[full] if rest else None,
+            is_forked=True,
+        )
+
+    def _release(self, table: list[int]) -> None:
+        for block in reversed(table):
+            self._ref_counts[block] -= 1
+            if self._ref_counts[block]:
+                continue
+            if self._hashes[block] is None:
+                self._free.add_clean(block)
+            else:
+                self._free.add_cached(block, self._publishers[block])
 
     def _choose(self, table: list[int]) -> int:
         """The block right after the table's last if clean: runs of blocks are read as one slice."""

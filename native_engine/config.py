@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,14 @@ class EngineConfig:
     max_num_seqs: int = 32  # sequences that run at once
     max_num_batched_tokens: int = 128  # tokens computed in one step
     max_waiting: int = 256  # requests that queue
+    max_waiting_tokens: int = 0  # prompt tokens that queue; 0: as many as the requests have
+    max_bypass: int = 4  # smaller requests that may go before one that does not fit yet
+    aging_s: float = 30.0  # a class that waits so long counts as one higher
+    target_itl_s: float = 0.25  # a step with decodes takes no more prompt tokens than fit; 0: off
     kv_cache_bytes: int = 0  # 0: a share of the free memory, see `model_runner`
     cpu_threads: int = 0  # 0: the cores this process may use, less one
     prefix_caching: bool = True  # find KV blocks of earlier prompts that begin alike
+    max_cached_share: float = 0.5  # of all KV blocks: who has more free and cached loses its own
     speculation: Speculation = "off"  # guess tokens ahead and verify them; outputs stay the same
     max_draft_tokens: int = 7  # guesses of one sequence in one step
     num_token_ids: int = 0  # ids the tokenizer knows; 0: all rows of the model's embedding
@@ -54,8 +60,13 @@ class EngineConfig:
                 "every running sequence gets a token in each step",
             ),
             (self.max_waiting >= 0, "max_waiting must be at least 0"),
+            (self.max_waiting_tokens >= 0, "max_waiting_tokens must be 0 (no limit) or more"),
+            (self.max_bypass >= 0, "max_bypass must be at least 0"),
+            (0 < self.aging_s < math.inf, "aging_s must be above 0 and finite"),
+            (0 <= self.target_itl_s < math.inf, "target_itl_s must be 0 (off) or more, and finite"),
             (self.kv_cache_bytes >= 0, "kv_cache_bytes must be 0 (automatic) or more"),
             (0 <= self.cpu_threads <= 1024, "cpu_threads must be in [0, 1024]; 0 is automatic"),
+            (0 < self.max_cached_share <= 1, "max_cached_share must be in (0, 1]"),
             (
                 self.speculation in get_args(Speculation),
                 f"speculation must be one of {get_args(Speculation)}",

@@ -7,6 +7,7 @@ nothing of text, processes or the device.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from itertools import chain, pairwise
 
@@ -19,6 +20,7 @@ from native_engine.errors import (
     QueueFull,
     RequestTooLong,
 )
+from native_engine.fairness import OUTPUT_COST
 from native_engine.prefix_hash import root_hash
 from native_engine.scheduler import ScheduledStep, Scheduler
 from native_engine.sequence import Sequence, SequenceStatus
@@ -42,6 +44,12 @@ logger = logging.getLogger(__name__)
 MAX_FAILED_STEPS = 3
 """So many failing steps in a row mean that the device, not a request, is broken."""
 
+UNMEASURED_RETRY_AFTER_S = 1.0
+"""Until a step has run: loading is over by then, and nobody has waited long."""
+
+MIN_RETRY_AFTER_S = 0.1
+"""A client that comes back sooner costs more than it gains."""
+
 
 class Engine:
     """Continuous batching over any runner. Implements `native_engine.types.SteppedEngine`."""
@@ -54,13 +62,18 @@ class Engine:
             num_blocks=runner.num_blocks,
             block_size=runner.block_size,
             prefix_caching=config.prefix_caching,
+            max_cached_share=config.max_cached_share,
         )
         self._scheduler = Scheduler(
             self._block_manager,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
+            max_bypass=config.max_bypass,
+            aging_s=config.aging_s,
+            target_itl_s=config.target_itl_s,
         )
         self._speculation = Speculation(
+            self._scheduler,
             self._block_manager,
             max_draft_tokens=config.max_draft_tokens if config.speculation != "off" else 0,
         )
@@ -77,10 +90,12 @@ class Engine:
             description=runner.description,
             deterministic=runner.deterministic,
         )
+        self._max_waiting_tokens = config.max_waiting_tokens
         self._max_num_tokens = min(runner.max_model_len, runner.num_blocks * runner.block_size)
         self._sequences: dict[str, Sequence] = {}  # waiting or running, by request id
         self._num_arrivals = 0
         self._num_failed_steps = 0  # in a row
+        self._num_expired = 0
         self._prompt_tokens_total = 0
         self._generation_tokens_total = 0
         self._prefix_cache_hits = 0
@@ -96,7 +111,8 @@ class Engine:
     def stats(self) -> EngineStats:
         """Gauges and counters.
 
-        A prompt is counted once, with its first token; recomputing it after a preemption is not.
+        A prompt is counted once, with its first token; recomputing it after a preemption is not,
+        nor is what a sibling was forked from.
         """
         block_manager = self._block_manager
         return EngineStats(
@@ -105,6 +121,7 @@ class Engine:
             num_blocks=block_manager.num_blocks,
             num_free_blocks=block_manager.num_free_blocks,
             num_preemptions=self._scheduler.num_preemptions,
+            num_expired=self._num_expired,
             prompt_tokens_total=self._prompt_tokens_total,
             generation_tokens_total=self._generation_tokens_total,
             prefix_cache_queries=self._prompt_tokens_total if block_manager.prefix_caching else 0,
@@ -121,24 +138,33 @@ class Engine:
             RequestTooLong: prompt and one token exceed the context or the block pool.
             InvalidTokenId: an id of the prompt or the sampling params is outside the vocabulary.
             DuplicateRequest: its id is waiting or running.
-            QueueFull: `max_num_seqs + max_waiting` requests are here already.
-            EngineError: the prompt is empty.
+            QueueFull: `max_num_seqs + max_waiting` requests are here already, or as many prompt
+                tokens wait as may.
+            EngineError: the prompt is empty or not that of the request it should be forked from,
+                or the weight is not above 0.
         """
         self._check(request)
+        root = root_hash(f"{self._info.model_id} {self._info.dtype}", request.cache_salt)
+        parent = self._parent(request, root)
+        self._check_room(0 if parent else len(request.prompt_token_ids))
+        added_s = self._clock()
         num_prompt_tokens = len(request.prompt_token_ids)
         sequence = Sequence(
             request_id=request.request_id,
             sampling=request.sampling,
             arrival=self._num_arrivals,
-            added_s=self._clock(),
+            added_s=added_s,
             token_ids=list(request.prompt_token_ids),
             num_prompt_tokens=num_prompt_tokens,
             max_num_tokens=min(
                 num_prompt_tokens + request.sampling.max_tokens, self._max_num_tokens
             ),
-            prefix_hashes=[
-                root_hash(f"{self._info.model_id} {self._info.dtype}", request.cache_salt)
-            ],
+            prefix_hashes=[root],
+            tenant=request.tenant,
+            weight=request.weight,
+            priority=request.priority,
+            deadline_s=math.inf if request.timeout_s is None else added_s + request.timeout_s,
+            parent=parent,
         )
         self._num_arrivals += 1
         self._sequences[request.request_id] = sequence
@@ -156,38 +182,53 @@ class Engine:
     def step(self) -> list[SequenceOutput]:
         """Run one forward pass and return what came of it, one output per sampled sequence.
 
+        What is out of time by now ends before it, with an output of its own.
+
         Raises:
             EngineError: the third failing step in a row, or more; the engine cannot go on.
         """
-        # Choose what to compute: blocks change hands here, and only here.
         started_s = self._clock()
-        step = self._scheduler.schedule()
+        outputs = self._expire(started_s)
+
+        # Choose what to compute: blocks change hands here, and only here.
+        step = self._scheduler.schedule(started_s)
         if not step.sequences:
-            return []
+            return outputs
         self._speculation.plan(step)
 
         # Compute it. Whatever goes wrong ends the requests of this step, not the others.
+        copies = self._block_manager.begin_step()
         try:
-            results = self._runner.execute(StepBatch(sequences=tuple(step.shares)))
+            results = self._runner.execute(StepBatch(sequences=tuple(step.shares), copies=copies))
         except Exception as error:
             logger.exception("a step of %d sequences failed", len(step.sequences))
-            return self._fail(step, error)
+            return outputs + self._fail(step, error)
+        finally:
+            self._block_manager.end_step()
         self._num_failed_steps = 0
+        duration_s = self._clock() - started_s
 
         # Record what the blocks hold now; those that are full can be found from the next step on.
         self._record_computed(step, started_s)
 
         # Hand out the tokens. Whoever was aborted while the step ran gets none.
-        return [
+        outputs += [
             output
             for sequence, share, result in zip(step.sequences, step.shares, results, strict=True)
             if sequence.status is SequenceStatus.RUNNING
             for output in (
-                self._verify(sequence, share, result)
+                self._verify(step, sequence, share, result)
                 if share.num_drafts
                 else [self._append(sequence, token) for token in result.tokens]
             )
         ]
+        self._scheduler.step_cost.observe(
+            step.num_decode_tokens,
+            step.num_prefill_tokens,
+            duration_s,
+            num_rejected_tokens=step.num_rejected_tokens,
+        )
+        return outputs
 
     def check_invariants(self) -> None:
         """Hold queues, blocks and requests against each other. For tests.
@@ -201,7 +242,7 @@ class Engine:
             raise AssertionError(f"{queued} are queued, {self._sequences} are known")
 
     def _check(self, request: EngineRequest) -> None:
-        """Refuse what can never run, and what there is no room to queue. Raises as `add`."""
+        """Refuse what can never run. Raises as `add`."""
         info = self._info
         prompt = request.prompt_token_ids
         if not prompt:
@@ -220,13 +261,61 @@ class Engine:
             )
         _check_token_ids("prompt", prompt, info.vocab_size)
         _check_sampling(request.sampling, info.vocab_size)
+        if not 0 < request.weight < math.inf:
+            raise EngineError(f"weight {request.weight} must be above 0 and finite")
         if request.request_id in self._sequences:
             raise DuplicateRequest(f"request {request.request_id} is waiting or running already")
-        if len(self._sequences) >= info.max_num_seqs + info.max_waiting:
+
+    def _check_room(self, num_prompt_tokens: int) -> None:
+        """Refuse what there is no room to queue. Raises QueueFull.
+
+        A prompt may wait alone, however long it is. One that is forked counts as none.
+        """
+        info, num_here = self._info, len(self._sequences)
+        if num_here >= info.max_num_seqs + info.max_waiting:
             raise QueueFull(
-                f"{len(self._sequences)} requests are running or waiting, of {info.max_num_seqs} "
-                f"that may run and {info.max_waiting} that may wait; try again later"
+                f"{num_here} requests are running or waiting, of {info.max_num_seqs} "
+                f"that may run and {info.max_waiting} that may wait; try again later",
+                retry_after_s=self._retry_after_s(1 / num_here),
             )
+        queued = self._scheduler.waiting.num_prompt_tokens
+        excess = queued + num_prompt_tokens - self._max_waiting_tokens
+        if self._max_waiting_tokens and queued and excess > 0:
+            raise QueueFull(
+                f"prompts of {queued} tokens are waiting, of {self._max_waiting_tokens} that may; "
+                f"there is no room for one of {num_prompt_tokens}; try again later",
+                retry_after_s=self._retry_after_s(min(1.0, excess / queued)),
+            )
+
+    def _retry_after_s(self, share: float) -> float:
+        """When so much of all work that is here will be done, at the pace of the last steps."""
+        tokens_per_s = self._scheduler.step_cost.tokens_per_s
+        if tokens_per_s is None:
+            return UNMEASURED_RETRY_AFTER_S
+        return max(MIN_RETRY_AFTER_S, share * self._scheduler.expected_tokens() / tokens_per_s)
+
+    def _expire(self, now_s: float) -> list[SequenceOutput]:
+        """End what is out of time, waiting or running."""
+        overdue = self._scheduler.deadlines.overdue(now_s)
+        for sequence in overdue:
+            self._finish(sequence)
+        self._num_expired += len(overdue)
+        return [
+            SequenceOutput(request_id=sequence.request_id, finish_reason=FinishReason.DEADLINE)
+            for sequence in overdue
+        ]
+
+    def _parent(self, request: EngineRequest, root: bytes) -> Sequence | None:
+        """Whom to fork it from, if that one is still here. Raises EngineError."""
+        parent = self._sequences.get(request.fork_of) if request.fork_of is not None else None
+        if parent is not None:
+            prompt = parent.token_ids[: parent.num_prompt_tokens]
+            if prompt != list(request.prompt_token_ids) or parent.prefix_hashes[0] != root:
+                raise EngineError(
+                    f"request {request.request_id} cannot be forked from {request.fork_of}, which "
+                    "has another prompt or cache salt; leave fork_of out"
+                )
+        return parent
 
     def _record_computed(self, step: ScheduledStep, started_s: float) -> None:
         """What is known to be right: of drafts, `_verify` says it."""
@@ -242,7 +331,11 @@ class Engine:
                 sequence.queue_s = started_s - sequence.added_s
 
     def _verify(
-        self, sequence: Sequence, share: ScheduledSequence, result: SequenceResult
+        self,
+        step: ScheduledStep,
+        sequence: Sequence,
+        share: ScheduledSequence,
+        result: SequenceResult,
     ) -> list[SequenceOutput]:
         """Take the tokens drawn while the drafts before them were right, as so many steps would."""
         block_size = self._block_manager.block_size
@@ -257,15 +350,16 @@ class Engine:
             if not offset:
                 self._block_manager.publish(sequence, num_blocks - 1, num_blocks)
             outputs.append(self._append(sequence, following))
-        self._speculation.settle(sequence, share.num_drafts, len(outputs) - 1)
+        self._speculation.settle(step, sequence, share.num_drafts, len(outputs) - 1)
         return outputs
 
     def _append(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
         """Take one token into a running sequence, and end it if that was its last."""
         sequence.token_ids.append(token.token_id)
+        sequence.account.counter += OUTPUT_COST / sequence.weight
         self._generation_tokens_total += 1
         is_first = len(sequence.token_ids) == sequence.num_prompt_tokens + 1
-        if is_first:
+        if is_first and not sequence.is_forked:
             self._prompt_tokens_total += sequence.num_prompt_tokens
             self._prefix_cache_hits += sequence.num_cached_tokens or 0
         reason = _finish_reason(sequence, token.token_id)

@@ -35,4 +35,8 @@ class DuplicateRequest(EngineError):
 
 
 class QueueFull(EngineError):
-    """Too many requests are waiting; try again later."""
+    """Too many requests are waiting; try again in `retry_after_s`, if that can be told."""
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

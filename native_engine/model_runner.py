@@ -17,6 +17,7 @@ from itertools import islice
 
 import torch
 
+from kernels.copy_blocks import copy_blocks
 from kernels.cpu.library import library
 from kernels.paged_attention import AttentionMetadata
 from native_engine.batch_invariance import InvariantProduct, find_invariant_product
@@ -118,6 +119,8 @@ class ModelRunner:
         Raises:
             NonFiniteLogits: the model computed NaN for a row; nothing was sampled.
         """
+        if batch.copies:
+            self._copy_blocks(batch.copies)
         if not batch.sequences:
             return []
         hidden = self._model.forward(self._inputs(batch), self._kv_cache, self._rotary)
@@ -141,6 +144,11 @@ class ModelRunner:
             else SequenceResult()
             for sequence in batch.sequences
         ]
+
+    def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
+        pairs = torch.tensor(copies, dtype=torch.int64, device=self._model.device)
+        for key_cache, value_cache in self._kv_cache:
+            copy_blocks(key_cache, value_cache, pairs)
 
     def _inputs(self, batch: StepBatch) -> StepInputs:
         token_ids: list[int] = []
@@ -258,7 +266,8 @@ def _product(config: EngineConfig, model: Decoder) -> InvariantProduct:
         return InvariantProduct(is_invariant=True)
     of_layer, head = model.matrices
     probed = [(matrix, config.max_num_batched_tokens) for matrix in of_layer]
-    probed.append((head, max(config.max_num_seqs, MAX_ROWS)))  # drafts are drawn after as well
+    num_drawn = max(config.max_num_seqs, MAX_ROWS if config.speculation != "off" else 0)
+    probed.append((head, num_drawn))
     return find_invariant_product(
         [(matrix, rows) for matrix, rows in probed if isinstance(matrix, torch.Tensor)]
     )

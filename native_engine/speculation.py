@@ -20,11 +20,9 @@ Knows steps and blocks, not how guesses are made.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from native_engine.block_manager import BlockManager
 from native_engine.drafter import Drafter
-from native_engine.scheduler import ScheduledStep
+from native_engine.scheduler import ScheduledStep, Scheduler
 from native_engine.sequence import Sequence
 
 MAX_ROWS = 8
@@ -36,39 +34,45 @@ SmolLM2, one sequence on a busy machine, as a multiple of 1 row: 1.09 with 4, 1.
 class Speculation:
     """Adds drafts to planned steps and counts what came of them."""
 
-    def __init__(self, block_manager: BlockManager, *, max_draft_tokens: int) -> None:
+    def __init__(
+        self, scheduler: Scheduler, block_manager: BlockManager, *, max_draft_tokens: int
+    ) -> None:
         """max_draft_tokens: of one sequence in one step; 0 turns it off."""
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
+        self._scheduler = scheduler
         self._block_manager = block_manager
         self._max_draft_tokens = max_draft_tokens
 
     def plan(self, step: ScheduledStep) -> None:
-        """Let decodes of a step guess with what nobody else wanted: rows, budget and free blocks.
+        """Let those of a step who are being answered guess, in equal shares, with rows that nobody
+        else wanted.
 
         Blocks taken here are given back in `settle`, as far as the guesses were wrong.
         """
         if not self._max_draft_tokens:
             return
-        num_rows = sum(len(share.token_ids) for share in step.shares)
-        num_left = min(step.budget, MAX_ROWS - num_rows)
-        for index, (sequence, share) in enumerate(zip(step.sequences, step.shares, strict=True)):
-            if num_left < 1:
-                return
-            if share.start < sequence.num_prompt_tokens or not share.sample:
-                continue
-            guess = self._guess(sequence, num_left)
+        room = min(step.budget, MAX_ROWS - step.num_decode_tokens - step.num_prefill_tokens)
+        if room < 1:
+            return
+        answered = [
+            (index, sequence)
+            for index, (sequence, share) in enumerate(zip(step.sequences, step.shares, strict=True))
+            if share.sample and sequence.num_outputs
+        ]
+        for num_before, (index, sequence) in enumerate(answered):
+            guess = self._guess(sequence, -(-room // (len(answered) - num_before)))
             if guess:
-                step.shares[index] = replace(
-                    share, token_ids=[*share.token_ids, *guess], num_drafts=len(guess)
-                )
-                step.budget -= len(guess)
-                num_left -= len(guess)
+                step.add_drafts(index, guess)
+                room -= len(guess)
 
-    def settle(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+    def settle(
+        self, step: ScheduledStep, sequence: Sequence, num_drafts: int, num_accepted: int
+    ) -> None:
         """Learn from a verified guess; a running sequence keeps the blocks of known tokens only."""
         self.num_draft_tokens += num_drafts
         self.num_accepted_tokens += num_accepted
+        step.num_rejected_tokens += num_drafts - num_accepted
         if sequence.drafter is not None:
             sequence.drafter.record(num_drafts, num_accepted)
         self._block_manager.trim(sequence)
@@ -79,19 +83,26 @@ class Speculation:
         """
         block_manager = self._block_manager
         num_known = len(sequence.token_ids)
-        num_slots = block_manager.block_size * (
-            len(sequence.block_table) + block_manager.num_free_blocks
+        num_blocks = len(sequence.block_table) + self._num_spare_blocks()
+        most = min(
+            most,
+            self._max_draft_tokens,
+            sequence.max_num_tokens - num_known - 1,
+            num_blocks * block_manager.block_size - num_known,
         )
         if sequence.drafter is None:
             sequence.drafter = Drafter(sequence.token_ids)
-        guess = sequence.drafter.guess(
-            min(
-                most,
-                self._max_draft_tokens,
-                sequence.max_num_tokens - num_known - 1,
-                num_slots - num_known,
-            )
-        )
-        num_blocks = block_manager.blocks_for(num_known + len(guess)) - len(sequence.block_table)
-        block_manager.allocate(sequence, max(0, num_blocks))
+        guess = sequence.drafter.guess(most)
+        missing = block_manager.blocks_for(num_known + len(guess)) - len(sequence.block_table)
+        block_manager.allocate(sequence, max(0, missing))
         return guess
+
+    def _num_spare_blocks(self) -> int:
+        """Blocks that nobody misses: nothing is cached in them, nobody waits for them, and each
+        that runs finds another one to grow into, so that no draft costs anyone its place.
+        """
+        if len(self._scheduler.waiting):
+            return 0
+        block_manager = self._block_manager
+        reserved = len(self._scheduler.running)
+        return max(0, min(block_manager.num_clean_blocks, block_manager.num_free_blocks - reserved))

@@ -60,6 +60,7 @@ class EngineRequest:
     weight: float = 1.0  # of its tenant's share, against those of others that wait as well
     priority: int = 0  # of its class: a higher one goes first
     timeout_s: float | None = None  # from add(): what is not done by then ends as it stands
+    fork_of: str | None = None  # one added before with this prompt and salt: computed there only
 
 
 class FinishReason(enum.Enum):
@@ -109,6 +110,7 @@ class EngineStats:
     num_blocks: int = 0
     num_free_blocks: int = 0  # those with cached contents count as free
     num_preemptions: int = 0
+    num_expired: int = 0  # requests that ended at their deadlines, ever
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     prefix_cache_queries: int = 0  # prompt tokens looked for in the prefix cache, ever

@@ -3,7 +3,7 @@
 Every sampled token gives exactly one event; its text may be empty while a character or a possible
 stop string is unfinished. A stop string found in the text ends the choice, whatever reason the
 engine gives for the same token. Special tokens are no part of the text; one whose own text equals a
-stop string ends the choice like that stop.
+stop string ends the choice like that stop. A choice that ends without a token gives no event.
 
 Knows nothing of requests, processes or wire formats.
 """
@@ -34,8 +34,8 @@ class ChoiceDecoder:
         min_tokens: int = 0,
     ) -> None:
         """No stop string that is complete within the first `min_tokens` ends the choice."""
+        self.index = index
         self._tokenizer = tokenizer
-        self._index = index
         self._stops = stops
         self._include_stop_str = include_stop_str
         self._num_unstoppable = min_tokens  # tokens to come that no stop string may end
@@ -63,7 +63,7 @@ class ChoiceDecoder:
         elif reason is not None:
             finish_reason = FinishReason(reason.value)
         return Token(
-            index=self._index,
+            index=self.index,
             text=text,
             token_id=token_id,
             special=special,
@@ -71,6 +71,11 @@ class ChoiceDecoder:
             top_logprobs=tuple(self._entry(*pair) for pair in sampled.top_logprobs),
             finish_reason=finish_reason,
         )
+
+    def cut(self) -> tuple[str, FinishReason]:
+        """(the text held back, why the choice ends) when its time is over and no token comes."""
+        text, stop = self._flush(None, may_stop=not self._num_unstoppable)
+        return text, FinishReason.DEADLINE if stop is None else FinishReason.STOP
 
     def _special_stop(self, token_id: int) -> str | None:
         text = self._tokenizer.token_text(token_id)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from backends.types import Event, Finished, Token
@@ -11,10 +13,16 @@ _LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say (a
 
 
 def gather(events: Sequence[Event], num_choices: int) -> tuple[list[list[Token]], Finished]:
-    """The tokens of each choice, and the end, of a drained stream."""
+    """The tokens of each choice, and the end, of a drained stream.
+
+    The last token of a choice has all the text that was held back until its end.
+    """
     choices: list[list[Token]] = [[] for _ in range(num_choices)]
     for event in events:
         if isinstance(event, Finished):
+            for tokens, tail in zip(choices, event.tails, strict=False):
+                if tail:
+                    tokens[-1] = replace(tokens[-1], text=tokens[-1].text + tail)
             return choices, event
         choices[event.index].append(event)
     raise TypeError("a drained stream ends with Finished")
@@ -23,13 +31,16 @@ def gather(events: Sequence[Event], num_choices: int) -> tuple[list[list[Token]]
 def best_first(choices: Sequence[Sequence[Token]]) -> list[int]:
     """The choices' positions, from the highest mean log-probability of a token to the lowest.
 
-    Of equals the first comes first; a token whose log-probability nobody knows counts as certain.
+    Of equals the first comes first; a token whose log-probability nobody knows counts as certain. A
+    choice without tokens, whose time was over before it had any, comes last.
     """
     return sorted(range(len(choices)), key=lambda index: -_mean_logprob(choices[index]))
 
 
 def _mean_logprob(tokens: Sequence[Token]) -> float:
-    return fmean([token.logprob.logprob if token.logprob else 0.0 for token in tokens] or [0.0])
+    if not tokens:
+        return -math.inf
+    return fmean(token.logprob.logprob if token.logprob else 0.0 for token in tokens)
 
 
 def finite(logprob: float) -> float:

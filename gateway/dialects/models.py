@@ -35,9 +35,17 @@ def model_reply(card: ModelCard) -> Reply:
 
 
 def info_reply(
-    *, model_id: str, max_model_len: int, max_concurrent_requests: int, version: str
+    *,
+    model_id: str,
+    max_model_len: int,
+    max_concurrent_requests: int,
+    version: str,
+    deterministic: bool,
 ) -> Reply:
-    """`GET /info`. One prompt a request and no validation processes: this server has neither."""
+    """`GET /info`. One prompt a request and no validation processes: this server has neither.
+
+    `deterministic` is ours: whether the same request yields the same tokens, whatever else runs.
+    """
     return Reply(
         body=orjson.dumps(
             {
@@ -55,6 +63,7 @@ def info_reply(
                 "version": version,
                 "sha": None,
                 "docker_label": None,
+                "deterministic": deterministic,
             }
         )
     )

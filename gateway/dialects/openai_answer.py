@@ -20,6 +20,7 @@ FINISH_NAMES: dict[FinishReason, FinishName] = {
     FinishReason.EOS: "stop",
     FinishReason.STOP: "stop",
     FinishReason.LENGTH: "length",
+    FinishReason.DEADLINE: "length",  # cut short, too: this wire has one word
 }
 
 

@@ -210,8 +210,9 @@ class ChatStream:
         opening = b"" if self._opened else self._opening()
         if isinstance(event, Token):
             return opening + self._token(event)
+        tails = [self._content(index, tail) for index, tail in enumerate(event.tails) if tail]
         ends = [self._finish(index, event.reasons[index]) for index in sorted(self._open)]
-        return opening + b"".join(ends) + self._chunks.closing(event.usage)
+        return opening + b"".join(tails + ends) + self._chunks.closing(event.usage)
 
     def fail(self, error: GatewayError) -> bytes:
         """See `StreamEncoder.fail`."""

@@ -269,7 +269,11 @@ class CompletionStream:
         """See `StreamEncoder.feed`."""
         if isinstance(event, Token):
             return self._token(event)
-        ends = [self._chunk(index, "", event.reasons[index]) for index in sorted(self._open)]
+        tails = dict(enumerate(event.tails))
+        ends = [
+            self._chunk(index, tails.get(index, ""), event.reasons[index])
+            for index in sorted(self._open)
+        ]
         return b"".join(ends) + self._chunks.closing(event.usage)
 
     def fail(self, error: GatewayError) -> bytes:

@@ -20,13 +20,15 @@ _FINISH_NAMES = {
     FinishReason.EOS: "eos_token",
     FinishReason.STOP: "stop_sequence",
     FinishReason.LENGTH: "length",
+    FinishReason.DEADLINE: "length",  # cut short, too: this wire has one word
 }
 
 
 class TgiStream:
     """The encoder of one stream.
 
-    The last token's event waits for `Finished`, which alone knows its details.
+    The last token's event waits for `Finished`, which alone knows its details. A choice whose time
+    was over has sent all its tokens by then: the details come with a token of id 0 that is none.
     """
 
     def __init__(self, *, prefix: str, details: bool, seed: int | None) -> None:
@@ -40,9 +42,11 @@ class TgiStream:
     def feed(self, event: Event) -> bytes:
         """See `StreamEncoder.feed`."""
         if isinstance(event, Finished):
-            text = orjson.dumps("".join(self._text))
+            tail = "".join(event.tails)
+            last = Token(index=0, text=tail) if tail else self._last
+            text = orjson.dumps("".join(self._text) + tail)
             details = orjson.dumps(_stream_details(event, self._seed)) if self._details else b"null"
-            return self._event(self._last, text, details)
+            return self._event(last, text, details)
         self._text.append(event.text)
         if event.finish_reason is not None:
             self._last = event

@@ -141,6 +141,7 @@ def _dispatch(
         timeouts=route.timeouts,
         limits=plan.limits,
         priority=plan.priority,
+        weight=plan.weight,
         rejected_candidates=rejected,
         trace=trace,
         reject=None if attempts else Reject(reason=RejectReason.NO_BACKEND, message=message),

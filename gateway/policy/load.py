@@ -139,6 +139,7 @@ def _plan(name: str, entry: PlanEntry, limits: dict[str, Limit]) -> Plan:
         limits=tuple(limits[limit] for limit in entry.limits),
         models=tuple(entry.models),
         priority=PRIORITIES[entry.priority],
+        weight=entry.weight,
     )
 
 

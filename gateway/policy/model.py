@@ -43,7 +43,8 @@ class Plan:
     name: str
     limits: tuple[Limit, ...]
     models: tuple[str, ...]  # public names; ("*",) for all
-    priority: int = 0
+    priority: int = 0  # a higher one goes first
+    weight: float = 1.0  # of a share of the engine, among tenants of one priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,8 @@ class Decision:
     attempts: tuple[str, ...] = ()  # backend names, in the order to try them
     timeouts: Timeouts | None = None
     limits: tuple[Limit, ...] = ()
-    priority: int = 0
+    priority: int = 0  # the plan's
+    weight: float = 1.0  # the plan's
     rejected_candidates: tuple[tuple[str, str], ...] = ()  # (backend, why)
     trace: tuple[tuple[str, str], ...] = ()  # (route, "matched" | the first key that did not hold)
     reject: Reject | None = None

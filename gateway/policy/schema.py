@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from gateway.policy.problems import Refusal
-from gateway.policy.units import parse_count, parse_duration, parse_rate
+from gateway.policy.units import parse_count, parse_duration, parse_rate, parse_weight
 
 OptionValue = str | int | float | bool
 
@@ -96,6 +96,7 @@ ModelName = Annotated[str, AfterValidator(_model_name)]
 Names = Annotated[list[str], Field(min_length=1), BeforeValidator(_one_or_many)]
 Count = Annotated[int, PlainValidator(parse_count)]
 Rate = Annotated[tuple[int, int], PlainValidator(parse_rate)]
+Weight = Annotated[float, PlainValidator(parse_weight)]
 DurationS = Annotated[float, PlainValidator(parse_duration)]
 Endpoint = Literal["chat", "completions", "generate"]
 
@@ -157,7 +158,7 @@ class PlanEntry(Entry):
     limits: list[str] = []
     models: Names = Field(examples=['"*"'])
     priority: Literal["low", "normal", "high"] = "normal"
-    weight: NotYet = None
+    weight: Weight = 1.0
 
 
 class PromptTokens(Entry):

@@ -1,4 +1,4 @@
-"""Counts, rates and durations as people write them: `40k`, `60/min`, `500ms`.
+"""Counts, rates, durations and weights as people write them: `40k`, `60/min`, `500ms`, `2.5`.
 
 A unit is compulsory wherever a number could be read in two ways, and the refusal says what to
 write. Values come typed by YAML: a bare number is an int or float, all else is text.
@@ -6,6 +6,7 @@ write. Values come typed by YAML: a bare number is an int or float, all else is 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
@@ -13,6 +14,7 @@ from decimal import Decimal
 from gateway.policy.problems import Refusal, did_you_mean
 
 MAX_COUNT = 10**15  # counters add up many of them in 64 bits
+MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0  # apart further than this, one plan would starve the other
 
 MULTIPLIERS: Mapping[str, int] = {"": 1, "k": 1_000, "M": 1_000_000}
 WINDOWS_S: Mapping[str, int] = {"s": 1, "min": 60, "h": 3600}
@@ -81,6 +83,21 @@ def parse_duration(value: object) -> float:
     if duration_s <= 0:
         raise Refusal("bad-value", f"{value} is no time at all; it must be over 0")
     return duration_s
+
+
+def parse_weight(value: object) -> float:
+    """`1` or `2.5`: how much of a share, against others; 0.01 to 100.
+
+    Raises:
+        Refusal: bad-value.
+    """
+    weight = math.nan  # which is in no range
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        weight = float(value)
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        message = f"{value} is not a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
+        raise Refusal("bad-value", message, write="1")
+    return weight
 
 
 def _split(value: object, wanted: str) -> tuple[str, str]:

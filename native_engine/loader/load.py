@@ -19,6 +19,8 @@ from native_engine.models.decoder_weights import load_decoder
 from native_engine.models.keys import Keys
 from native_engine.models.weights import Weights
 
+_HARMLESS_GGUF_KEYS = ("tensor_data_layout", "rope.scaling.finetuned")  # notes of a converter
+
 
 def load_model(path: Path, *, dtype: torch.dtype, device: torch.device) -> Decoder:
     """Read the whole model into memory in one dtype on one device; the file may go afterwards.
@@ -48,13 +50,16 @@ def _open_gguf(path: Path, dtype: torch.dtype, device: torch.device) -> tuple[Mo
     name = keys.text("general.architecture")
     architecture = _architecture(keys, "general.architecture", [name])
     prefix = f"{name}."
-    own_keys = {
+    own = {
         key.removeprefix(prefix): value
         for key, value in header.metadata.items()
         if key.startswith(prefix)
     }
+    own_keys = Keys(path, own, prefix=prefix)
     weights = Weights(GGUFFile(header), dtype=dtype, device=device)
-    return architecture.config_from_gguf(Keys(path, own_keys, prefix=prefix), weights), weights
+    config = architecture.config_from_gguf(own_keys, weights)
+    own_keys.check_all_read(harmless=_HARMLESS_GGUF_KEYS)
+    return config, weights
 
 
 def _architecture(keys: Keys, key: str, names: list[str]) -> Architecture:

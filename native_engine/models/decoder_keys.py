@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from native_engine.models.config import Activation, ModelConfig
+from native_engine.models.config import Activation, ModelConfig, Rope
 from native_engine.models.keys import Keys
-from native_engine.models.rope_keys import gguf_rope, hf_rope
+from native_engine.models.rope_keys import (
+    gguf_max_positions,
+    gguf_rope,
+    hf_max_positions,
+    hf_rope,
+)
 from native_engine.models.weights import Weights
+from native_engine.models.window_keys import gguf_windows
 
 _NAMES: Mapping[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 
@@ -23,10 +29,12 @@ def decoder_from_hf(
     head_dim: int = 0,
     max_positions: int = 2048,
     activation: Activation = "silu",
+    rope: Rope | None = None,
 ) -> ModelConfig:
     """From config.json. Beyond those given, defaults are those of transformers' `LlamaConfig`.
 
     head_dim: if the file does not say it; 0: the heads' share of the hidden size.
+    rope: of an architecture with keys of its own for it, whose longest context is as the file says.
 
     Raises:
         ModelFileError: a key is missing or wrong, or says something not implemented.
@@ -42,6 +50,9 @@ def decoder_from_hf(
     num_heads = keys.integer("num_attention_heads")
     size = _head_dim(keys, "head_dim", hidden_size, num_heads, head_dim)
     attention_bias = keys.flag("attention_bias", False)
+    max_positions = keys.integer("max_position_embeddings", max_positions)
+    if rope is None:
+        rope, max_positions = hf_rope(keys, size), hf_max_positions(keys, max_positions)
     return ModelConfig(
         architecture=architecture,
         vocab_size=keys.integer("vocab_size"),
@@ -51,9 +62,9 @@ def decoder_from_hf(
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(keys, "num_key_value_heads", num_heads),
         head_dim=size,
-        max_positions=keys.integer("max_position_embeddings", max_positions),
+        max_positions=max_positions,
         rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
-        rope=hf_rope(keys, size),
+        rope=rope,
         tie_word_embeddings=keys.flag("tie_word_embeddings", False),
         qkv_bias=attention_bias,
         output_bias=attention_bias,
@@ -62,9 +73,13 @@ def decoder_from_hf(
     )
 
 
-def decoder_from_gguf(keys: Keys, weights: Weights, architecture: str) -> ModelConfig:
+def decoder_from_gguf(
+    keys: Keys, weights: Weights, architecture: str, *, window_pattern: int = 0
+) -> ModelConfig:
     """From the architecture's keys of a GGUF file, which says by presence which tensors are tied
     and which have a bias.
+
+    window_pattern: if the file does not say it, every so many-th layer has no window; 0: all have.
 
     Raises:
         ModelFileError: a key is missing or wrong, or says something not implemented.
@@ -77,23 +92,25 @@ def decoder_from_gguf(keys: Keys, weights: Weights, architecture: str) -> ModelC
     for key in ("rope.dimension_count", "attention.value_length"):
         if (size := keys.integer(key, head_dim)) != head_dim:
             raise keys.error(key, f"is {size}; only the head size, {head_dim}, is implemented")
+    num_layers = keys.integer("block_count")
     num_rows = next(iter(weights.shape("model.embed_tokens.weight")), 1)
     return ModelConfig(
         architecture=architecture,
         vocab_size=keys.integer("vocab_size", num_rows),
         hidden_size=hidden_size,
         intermediate_size=keys.integer("feed_forward_length"),
-        num_layers=keys.integer("block_count"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(keys, "attention.head_count_kv", num_heads),
         head_dim=head_dim,
-        max_positions=keys.integer("context_length"),
+        max_positions=gguf_max_positions(keys),
         rms_norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
         rope=gguf_rope(keys, weights, head_dim),
         tie_word_embeddings="lm_head.weight" not in weights,
         qkv_bias="model.layers.0.self_attn.q_proj.bias" in weights,
         output_bias="model.layers.0.self_attn.o_proj.bias" in weights,
         mlp_bias="model.layers.0.mlp.up_proj.bias" in weights,
+        windows=gguf_windows(keys, num_layers, default_pattern=window_pattern),
     )
 
 

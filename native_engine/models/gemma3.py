@@ -8,7 +8,6 @@ Source: Gemma Team, "Gemma 3 Technical Report", 2025; transformers' `Gemma3TextC
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from native_engine.models.config import ModelConfig, Rope
@@ -16,7 +15,7 @@ from native_engine.models.decoder_keys import decoder_from_gguf, decoder_from_hf
 from native_engine.models.keys import Keys
 from native_engine.models.rope_keys import scaled_rope
 from native_engine.models.weights import Weights
-from native_engine.models.window_keys import hf_windows, windows
+from native_engine.models.window_keys import all_but_every, hf_windows
 
 _HEAD_DIM = 256
 _WINDOW = 4096
@@ -34,17 +33,21 @@ def config_from_hf(keys: Keys, weights: Weights) -> ModelConfig:
             raise keys.error(key, "is set; it is not implemented")
     if keys.flag("use_bidirectional_attention", False):
         raise keys.error("use_bidirectional_attention", "is set: only causal models are read")
+    global_rope, local_rope = _hf_ropes(keys, keys.integer("head_dim", _HEAD_DIM))
     config = decoder_from_hf(
-        keys, "gemma3", head_dim=_HEAD_DIM, max_positions=_MAX_POSITIONS, activation="gelu_tanh"
+        keys,
+        "gemma3",
+        head_dim=_HEAD_DIM,
+        max_positions=_MAX_POSITIONS,
+        activation="gelu_tanh",
+        rope=global_rope,
     )
     every = keys.integer("sliding_window_pattern", _PATTERN)
     window = keys.integer("sliding_window", _WINDOW)
-    global_rope, local_rope = _hf_ropes(keys, config.head_dim)
     return replace(
         _gemma3(config),
-        rope=global_rope,
         window_rope=local_rope,
-        windows=hf_windows(keys, config.num_layers, window, _all_but_every(every)),
+        windows=hf_windows(keys, config.num_layers, window, all_but_every(every)),
         norm_offset=1.0,
         attention_scale=keys.number("query_pre_attn_scalar", 256.0) ** -0.5,
         tie_word_embeddings=keys.flag("tie_word_embeddings", True),
@@ -53,18 +56,14 @@ def config_from_hf(keys: Keys, weights: Weights) -> ModelConfig:
 
 def config_from_gguf(keys: Keys, weights: Weights) -> ModelConfig:
     """See `Architecture`. The scale of attention follows from the model: 27B has its own."""
-    if "final_logit_softcapping" in keys:
-        raise keys.error("final_logit_softcapping", "is set; it is not implemented")
-    config = _gemma3(decoder_from_gguf(keys, weights, "gemma3"))
+    keys.integer("attention.sliding_window")  # others do without
+    config = _gemma3(decoder_from_gguf(keys, weights, "gemma3", window_pattern=_PATTERN))
     is_27b = config.num_layers == _LAYERS_27B
     scalar = config.hidden_size / config.num_heads if is_27b else config.head_dim
-    every = keys.integer("attention.sliding_window_pattern", _PATTERN)
-    window = keys.integer("attention.sliding_window")
     return replace(
         config,
         rope=replace(config.rope, theta=keys.number("rope.freq_base", _GLOBAL_THETA)),
         window_rope=Rope(theta=keys.number("rope.freq_base_swa", _LOCAL_THETA)),
-        windows=windows(config.num_layers, window, _all_but_every(every)),
         attention_scale=scalar**-0.5,
     )
 
@@ -80,16 +79,12 @@ def _gemma3(config: ModelConfig) -> ModelConfig:
     )
 
 
-def _all_but_every(nth: int) -> Callable[[int], bool]:
-    return lambda layer: (layer + 1) % nth != 0
-
-
 def _hf_ropes(keys: Keys, head_dim: int) -> tuple[Rope, Rope]:
     """Of the layers that see everything, and of those with a window."""
     global_theta = keys.number("rope_theta", _GLOBAL_THETA)
     local_theta = keys.number("rope_local_base_freq", _LOCAL_THETA)
     both = keys.section("rope_parameters")
-    global_section = both.section("full_attention") if both else keys.section("rope_scaling")
+    global_section = keys.section("rope_scaling") or (both and both.section("full_attention"))
     local_section = both.section("sliding_attention") if both else None
     return (
         _rope(global_section, global_theta, head_dim),

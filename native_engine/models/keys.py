@@ -1,13 +1,13 @@
 """The keys of a model's configuration, read one by one with their types checked.
 
 Serves config.json and GGUF metadata alike. A JSON null counts as absent. Every complaint names the
-file and the key.
+file and the key. What was read is remembered, so that a key that nobody knows can be refused.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -23,9 +23,10 @@ class Keys:
         self._path = path
         self._values = values
         self._prefix = prefix
+        self._read: set[str] = set()
 
     def __contains__(self, key: str) -> bool:
-        return self._values.get(key) is not None
+        return self._get(key) is not None
 
     def is_null(self, key: str) -> bool:
         """Whether it is there and says null, where that means other than absence."""
@@ -59,14 +60,19 @@ class Keys:
 
     def strings(self, key: str) -> list[str]:
         """A list of strings."""
-        value = self._values.get(key)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.error(key, f"is {value!r:.80}; it must be a list of strings")
-        return cast("list[str]", value)
+        return self._list(key, str)
+
+    def flags(self, key: str) -> list[bool]:
+        """A list of true and false."""
+        return self._list(key, bool)
+
+    def is_list(self, key: str) -> bool:
+        """Whether it is there and holds a list, where it may hold one value for all as well."""
+        return isinstance(self._get(key), list)
 
     def section(self, key: str) -> Keys | None:
         """The keys of a nested mapping, or None."""
-        value = self._values.get(key)
+        value = self._get(key)
         if value is None:
             return None
         if not isinstance(value, Mapping):
@@ -74,8 +80,26 @@ class Keys:
         values = cast("Mapping[str, object]", value)
         return Keys(self._path, values, prefix=f"{self._prefix}{key}.")
 
+    def check_all_read(self, *, harmless: Collection[str] = ()) -> None:
+        """Raises:
+        ModelFileError: a key was never asked for and is not among those that change nothing.
+        """
+        for key, value in self._values.items():
+            if value is not None and key not in self._read and key not in harmless:
+                raise self.error(key, "is set, and what it asks for is not implemented")
+
+    def _get(self, key: str) -> object:
+        self._read.add(key)
+        return self._values.get(key)
+
+    def _list(self, key: str, kind: type[T]) -> list[T]:
+        value = self._get(key)
+        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+            raise self.error(key, f"is {value!r:.80}; it must be a list of {kind.__name__}")
+        return cast("list[T]", value)
+
     def _typed(self, key: str, kind: type[T], default: T | None) -> T:
-        value = self._values.get(key)
+        value = self._get(key)
         if value is None:
             if default is None:
                 raise self.error(key, "is missing")

@@ -12,7 +12,7 @@ from native_engine.models.decoder_keys import decoder_from_hf
 from native_engine.models.keys import Keys
 from native_engine.models.llama import config_from_gguf
 from native_engine.models.weights import Weights
-from native_engine.models.window_keys import windows
+from native_engine.models.window_keys import hf_windows
 
 __all__ = ["config_from_gguf", "config_from_hf"]
 
@@ -25,4 +25,4 @@ def config_from_hf(keys: Keys, weights: Weights) -> ModelConfig:
     if keys.is_null("sliding_window"):
         return config
     window = keys.integer("sliding_window", _DEFAULT_WINDOW)
-    return replace(config, windows=windows(config.num_layers, window, lambda layer: True))
+    return replace(config, windows=hf_windows(keys, config.num_layers, window, lambda layer: True))

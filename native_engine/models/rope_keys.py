@@ -15,35 +15,53 @@ from native_engine.models.rotary import inverse_frequencies
 from native_engine.models.weights import Weights
 
 DEFAULT_THETA = 10_000.0  # what the first Llama used before files said so
+_ORIGINAL = "original_max_position_embeddings"
+_UNUSED_BY_SOME = (_ORIGINAL, "finetuned")  # said beside scalings that do without
 _GGUF_FACTORS = "rope_freqs.weight"
+_GGUF_ORIGINAL = "rope.scaling.original_context_length"
 _BETA_FAST, _BETA_SLOW = 32.0, 1.0  # YaRN's own, for Llama
 
 
 def hf_rope(keys: Keys, head_dim: int) -> Rope:
-    """`rope_parameters` holds base and scaling, in older files `rope_scaling` the latter.
+    """`rope_parameters` holds base and scaling; `rope_scaling`, from older times, comes first.
 
     Raises:
         ModelFileError: a key is missing or wrong, or the scaling is not implemented.
     """
+    if _ORIGINAL in keys:
+        raise keys.error(_ORIGINAL, "is set; it is read inside rope_parameters only")
+    if keys.number("partial_rotary_factor", 1.0) != 1.0:
+        raise keys.error("partial_rotary_factor", "is set: only whole heads are rotated")
     theta = keys.number("rope_theta", DEFAULT_THETA)
-    section = keys.section("rope_parameters") or keys.section("rope_scaling")
+    section = _hf_section(keys)
     return Rope(theta=theta) if section is None else scaled_rope(section, theta, head_dim)
+
+
+def hf_max_positions(keys: Keys, longest: int) -> int:
+    """`longest`, which is `max_position_embeddings`, stretched: it is the length before a linear
+    scaling. Some YaRN files have stretched it already, so there the longer one counts.
+    """
+    section = _hf_section(keys)
+    kind = _kind(section) if section else "default"
+    if section and kind == "linear":
+        return int(longest * section.number("factor"))
+    if section and kind == "yarn":
+        return max(longest, int(section.integer(_ORIGINAL) * section.number("factor")))
+    return longest
 
 
 def scaled_rope(section: Keys, theta: float, head_dim: int) -> Rope:
     """From such a section; `theta` is the base if that names none.
 
     Raises:
-        ModelFileError: a key is missing or wrong, or the scaling is not implemented.
+        ModelFileError: a key is missing, wrong or unknown, or the scaling is not implemented.
     """
     theta = section.number("rope_theta", theta)
     if section.number("partial_rotary_factor", 1.0) != 1.0:
         raise section.error("partial_rotary_factor", "is set: only whole heads are rotated")
-    kind_key = "rope_type" if "rope_type" in section else "type"
-    kind = section.text(kind_key, "default")
-    if kind not in _SCALINGS:
-        raise section.error(kind_key, f"is {kind!r}; implemented are {', '.join(_SCALINGS)}")
-    return _SCALINGS[kind](section, theta, head_dim)
+    rope = _SCALINGS[_kind(section)](section, theta, head_dim)
+    section.check_all_read(harmless=_UNUSED_BY_SOME)
+    return rope
 
 
 def gguf_rope(keys: Keys, weights: Weights, head_dim: int) -> Rope:
@@ -68,12 +86,35 @@ def gguf_rope(keys: Keys, weights: Weights, head_dim: int) -> Rope:
     return Rope(theta=theta, factors=scaled if any(factor != 1.0 for factor in scaled) else ())
 
 
+def gguf_max_positions(keys: Keys) -> int:
+    """The longest context, stretched if the file says from which length."""
+    longest = keys.integer("context_length")
+    is_scaled = keys.text("rope.scaling.type", "none") != "none"
+    if not is_scaled or _GGUF_ORIGINAL not in keys:
+        return longest
+    return max(longest, int(keys.integer(_GGUF_ORIGINAL) * keys.number("rope.scaling.factor")))
+
+
+def _hf_section(keys: Keys) -> Keys | None:
+    return keys.section("rope_scaling") or keys.section("rope_parameters")
+
+
+def _kind(section: Keys) -> str:
+    key = "rope_type" if "rope_type" in section else "type"
+    kind = section.text(key, "default")
+    if kind not in _SCALINGS:
+        raise section.error(key, f"is {kind!r}; implemented are {', '.join(_SCALINGS)}")
+    return kind
+
+
 def _unscaled(section: Keys, theta: float, head_dim: int) -> Rope:
     return Rope(theta=theta)
 
 
 def _dynamic(section: Keys, theta: float, head_dim: int) -> Rope:
-    """The base grows only beyond `max_position_embeddings`, and no sequence here gets there."""
+    """The base grows only beyond `max_position_embeddings`, and no sequence here gets there: the
+    keys of one prefix would then depend on the length of the sequence that computed them.
+    """
     section.number("factor")
     return Rope(theta=theta)
 
@@ -87,7 +128,7 @@ def _llama3(section: Keys, theta: float, head_dim: int) -> Rope:
     factor = section.number("factor")
     low = section.number("low_freq_factor")
     high = section.number("high_freq_factor")
-    original_max_positions = section.integer("original_max_position_embeddings")
+    original_max_positions = section.integer(_ORIGINAL)
 
     def stretch(frequency: float) -> float:
         waves_in_context = original_max_positions * frequency / (2 * math.pi)
@@ -113,7 +154,7 @@ def _yarn(section: Keys, theta: float, head_dim: int) -> Rope:
         theta,
         head_dim,
         factor=factor,
-        original_max_positions=section.integer("original_max_position_embeddings"),
+        original_max_positions=section.integer(_ORIGINAL),
         beta_fast=section.number("beta_fast", _BETA_FAST),
         beta_slow=section.number("beta_slow", _BETA_SLOW),
         whole_pairs=section.flag("truncate", True),
@@ -128,7 +169,7 @@ def _yarn_from_gguf(keys: Keys, theta: float, head_dim: int) -> Rope:
         theta,
         head_dim,
         factor=factor,
-        original_max_positions=keys.integer("rope.scaling.original_context_length"),
+        original_max_positions=keys.integer(_GGUF_ORIGINAL),
         beta_fast=keys.number("rope.scaling.yarn_beta_fast", _BETA_FAST),
         beta_slow=keys.number("rope.scaling.yarn_beta_slow", _BETA_SLOW),
     )

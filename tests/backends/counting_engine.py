@@ -1,14 +1,19 @@
 """A small real stepped engine: each sequence counts on from the last token of its prompt.
 
-No model, no torch. It keeps a waiting queue and a running set, refuses what an engine refuses, and
-can be told to be slow or to break, so that everything around an engine can be driven with it.
+No model, no torch. It keeps a waiting queue and a running set, refuses what an engine refuses, ends
+what has run out of time, and can be told to be slow or to break, so that everything around an
+engine can be driven with it. Its time can be simulated: then it passes by steps alone.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
 
 from native_engine.errors import (
     DuplicateRequest,
@@ -34,6 +39,11 @@ class Options:
     max_model_len: int = 100_000
     vocab_size: int = 1_000
     step_s: float = 0.0  # how long a forward pass takes
+    is_simulated: bool = False  # it takes so long by the engine's clock, and nobody sleeps
+    retry_after_s: float | None = None  # what it says to those it has no room for
+    journal: str = (
+        ""  # the path of a file that gets a line for each request added: see `journal_at`
+    )
     starts_from_seed: bool = False  # added to the last token of the prompt
     breaks_on_token: int = -1  # the engine cannot go on once it draws this token
     errors_on_token: int = -1  # only the sequence that draws this token ends with an error
@@ -43,12 +53,14 @@ class Options:
 class _Sequence:
     request: EngineRequest
     last_token: int
+    deadline_s: float
     num_generated: int = 0
 
 
 class CountingEngine:
     def __init__(self, options: Options) -> None:
         self._options = options
+        self._simulated_s = 0.0
         self._waiting: dict[str, _Sequence] = {}
         self._running: dict[str, _Sequence] = {}
         self._prompt_tokens = 0
@@ -88,10 +100,16 @@ class CountingEngine:
         if len(self._waiting) + len(self._running) >= (
             self._options.max_num_seqs + self._options.max_waiting
         ):
-            raise QueueFull(f"{len(self._waiting)} requests are waiting")
+            raise QueueFull(
+                f"{len(self._waiting)} requests are waiting", self._options.retry_after_s
+            )
+        if self._options.journal:
+            with Path(self._options.journal).open("ab") as journal:
+                journal.write(msgspec.json.encode(request) + b"\n")
         offset = request.sampling.seed if self._options.starts_from_seed else 0
+        timeout_s = math.inf if request.timeout_s is None else request.timeout_s
         self._waiting[request.request_id] = _Sequence(
-            request, request.prompt_token_ids[-1] + offset
+            request, request.prompt_token_ids[-1] + offset, self._now_s() + timeout_s
         )
 
     def abort(self, request_id: str) -> None:
@@ -99,16 +117,21 @@ class CountingEngine:
         self._running.pop(request_id, None)
 
     def step(self) -> list[SequenceOutput]:
-        time.sleep(self._options.step_s)
+        if self._options.is_simulated:
+            self._simulated_s += self._options.step_s
+        else:
+            time.sleep(self._options.step_s)
+        over = self._end_overdue()
         while self._waiting and len(self._running) < self._options.max_num_seqs:
             request_id, sequence = next(iter(self._waiting.items()))
             self._running[request_id] = self._waiting.pop(request_id)
-            self._prompt_tokens += len(sequence.request.prompt_token_ids)
+            if sequence.request.fork_of not in self._running:  # else it is its sibling's prompt
+                self._prompt_tokens += len(sequence.request.prompt_token_ids)
         outputs = [self._advance(sequence) for sequence in self._running.values()]
         for output in outputs:
             if output.finish_reason is not None or output.error is not None:
                 del self._running[output.request_id]
-        return outputs
+        return over + outputs
 
     def stats(self) -> EngineStats:
         return EngineStats(
@@ -117,6 +140,24 @@ class CountingEngine:
             prompt_tokens_total=self._prompt_tokens,
             generation_tokens_total=self._generation_tokens,
         )
+
+    def _now_s(self) -> float:
+        return self._simulated_s if self._options.is_simulated else time.monotonic()
+
+    def _end_overdue(self) -> list[SequenceOutput]:
+        """End what has run out of time, wherever it is."""
+        now_s = self._now_s()
+        over = [
+            request_id
+            for request_id, sequence in (self._waiting | self._running).items()
+            if sequence.deadline_s <= now_s
+        ]
+        for request_id in over:
+            self.abort(request_id)
+        return [
+            SequenceOutput(request_id=request_id, finish_reason=FinishReason.DEADLINE)
+            for request_id in over
+        ]
 
     def _advance(self, sequence: _Sequence) -> SequenceOutput:
         request, sampling = sequence.request, sequence.request.sampling
@@ -159,3 +200,9 @@ class CountingEngine:
 
 def open_engine(options: Mapping[str, object]) -> CountingEngine:
     return CountingEngine(Options(**options))  # type: ignore[arg-type]
+
+
+def journal_at(path: Path) -> list[EngineRequest]:
+    """The requests that an engine with this journal was given, in order."""
+    lines = path.read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=EngineRequest) for line in lines]

@@ -36,6 +36,15 @@ def test_every_refusal_has_an_error_of_its_own(
     assert type(error_of(Rejected(("a",), kind, "why"))) is error
 
 
+@pytest.mark.parametrize(("estimate_s", "told_s"), [(12.5, 12.5), (0.0, 0.0), (None, 1.0)])
+def test_a_full_engine_s_estimate_is_passed_on(estimate_s: float | None, told_s: float) -> None:
+    error = error_of(
+        Rejected(("a",), RejectionKind.QUEUE_FULL, "full", retry_after_s=estimate_s),
+    )
+    assert isinstance(error, BackendOverloaded)
+    assert error.retry_after_s == told_s
+
+
 async def test_merges_what_has_come_since_it_was_last_read() -> None:
     collector = Collector(["a"], max_pending=10)
     collector.put(output(1))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -12,6 +13,7 @@ from backends.errors import (
     BackendOverloaded,
     BackendRejected,
     BackendUnavailable,
+    DeadlineExceeded,
     PromptTooLong,
     StreamInterrupted,
 )
@@ -54,6 +56,7 @@ def request(
     n: int = 1,
     stop: tuple[str, ...] = (),
     sampling: SamplingParams | None = None,
+    timeout_s: float = math.inf,
 ) -> GenerationRequest:
     return GenerationRequest(
         request_id="r",
@@ -64,6 +67,7 @@ def request(
         clamp_max_tokens=clamp_max_tokens,
         n=n,
         stop=stop,
+        timeout_s=timeout_s,
     )
 
 
@@ -121,6 +125,20 @@ async def test_keeps_the_end_of_a_text_to_be_truncated() -> None:
 
     assert [token.text for token in tokens] == [" b", " c", ""]
     assert finished.usage.prompt_tokens == 2
+
+
+async def test_says_what_it_can_in_the_time_it_has() -> None:
+    backend = echo(EchoOptions(first_token_delay_s=1.0, token_delay_s=1.0))
+
+    tokens, finished = await run(backend, request("a b c d", stop=(" b d",), timeout_s=2.5))
+
+    assert [token.text for token in tokens] == ["a", ""]
+    assert finished.reasons == (FinishReason.DEADLINE,)
+    assert finished.tails == (" b",)
+    assert finished.usage.completion_tokens == 2
+    with pytest.raises(DeadlineExceeded):
+        await run(backend, request(timeout_s=1.0))
+    assert (await backend.status()).num_running == 0
 
 
 async def test_ends_at_max_tokens_at_a_stop_string_and_at_a_stop_token() -> None:

@@ -4,6 +4,7 @@ import os
 import pickle
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,11 +94,18 @@ def peers() -> Iterator[Peers]:
     peers.close()
 
 
-def request(request_id: str, *, prompt: tuple[int, ...] = (1,), max_tokens: int) -> EngineRequest:
+def request(
+    request_id: str,
+    *,
+    prompt: tuple[int, ...] = (1,),
+    max_tokens: int,
+    fork_of: str | None = None,
+) -> EngineRequest:
     return EngineRequest(
         request_id=request_id,
         prompt_token_ids=prompt,
         sampling=SamplingParams(max_tokens=max_tokens),
+        fork_of=fork_of,
     )
 
 
@@ -149,6 +157,31 @@ def test_keeps_the_ids_of_two_clients_apart(engines: EngineProcesses, peers: Pee
     answer = other.receive()
     assert isinstance(answer, Outputs)
     assert answer.stats.num_running == 1, "the other client's is still there"
+
+
+def test_a_sibling_is_looked_for_among_the_client_s_own(
+    engines: EngineProcesses, peers: Peers
+) -> None:
+    """Added with it or before it; another client's of the same name is nobody's sibling."""
+    process = engines.start(step_s=0.001)
+    peer, other = peers.connect(process), peers.connect(process)
+    peer.greet()
+    other.greet()
+
+    def prompt_tokens(peer: Peer, *requests: EngineRequest) -> int:
+        """Counted when the last of them has its first token."""
+        peer.send(Add(requests))
+        while True:
+            answer = peer.receive()
+            assert isinstance(answer, Outputs)
+            if requests[-1].request_id in {output.request_id for output in answer.outputs}:
+                return answer.stats.prompt_tokens_total
+
+    first = request("a", prompt=(1, 2, 3), max_tokens=90_000)
+    child = replace(first, request_id="b", fork_of="a")
+    assert prompt_tokens(peer, first, child) == 3
+    assert prompt_tokens(peer, replace(child, request_id="c")) == 3
+    assert prompt_tokens(other, replace(child, request_id="d")) == 6
 
 
 def test_refuses_an_id_its_client_uses_already(engines: EngineProcesses, peers: Peers) -> None:

@@ -1,17 +1,25 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from backends.base import Backend, BackendState, Tokenizing
 from backends.client import EngineClient
-from backends.errors import BackendRejected, PromptTooLong, StreamInterrupted
+from backends.errors import (
+    BackendOverloaded,
+    BackendRejected,
+    DeadlineExceeded,
+    PromptTooLong,
+    StreamInterrupted,
+)
 from backends.local import LONG_PROMPT_CHARS, LocalBackend, Sharing, cache_salt
 from backends.types import (
     UNLIMITED_TOKENS,
@@ -31,7 +39,9 @@ from backends.types import (
 )
 from tests.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
 from tests.backends.conftest import CountingProcess, EngineProcesses
+from tests.backends.counting_engine import journal_at
 from tests.backends.waiting import until
+from tests.clock import FakeClock
 
 GREEDY = SamplingParams(temperature=0.0)
 
@@ -42,7 +52,9 @@ class Reciter:
     def __init__(self, engines: EngineProcesses) -> None:
         self._engines = engines
         self._opened: list[LocalBackend] = []
+        self.clock = FakeClock()
         self.template_threads: list[str] = []
+        self.template_takes_s = 0.0
 
     def open(self, **options: object) -> LocalBackend:
         return self.open_on(self.start(**options))
@@ -52,7 +64,14 @@ class Reciter:
 
     def open_on(self, process: CountingProcess, *, sharing: Sharing = "tenant") -> LocalBackend:
         client = EngineClient(process.socket_path)
-        backend = LocalBackend("reciter", client, byte_tokenizer(), now=self._now, sharing=sharing)
+        backend = LocalBackend(
+            "reciter",
+            client,
+            byte_tokenizer(),
+            now=self._now,
+            sharing=sharing,
+            clock=self.clock,
+        )
         self._opened.append(backend)
         return backend
 
@@ -61,6 +80,7 @@ class Reciter:
             await backend.aclose()
 
     def _now(self) -> datetime:
+        self.clock.advance(self.template_takes_s)
         self.template_threads.append(threading.current_thread().name)
         return datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -80,6 +100,7 @@ def request(
     stop: tuple[str, ...] = (),
     include_stop_str: bool = False,
     sampling: SamplingParams = GREEDY,
+    timeout_s: float = math.inf,
 ) -> GenerationRequest:
     return GenerationRequest(
         request_id="r",
@@ -91,6 +112,7 @@ def request(
         n=n,
         stop=stop,
         include_stop_str=include_stop_str,
+        timeout_s=timeout_s,
     )
 
 
@@ -182,6 +204,15 @@ async def test_runs_every_child_of_every_prompt(reciter: Reciter) -> None:
     assert [text_of(tokens, index) for index in range(4)] == ["bcd", "bcd", "nop", "nop"]
     assert finished.reasons == (FinishReason.LENGTH,) * 4
     assert finished.usage == Usage(prompt_tokens=3, completion_tokens=12)
+
+
+async def test_children_of_one_prompt_share_it(reciter: Reciter) -> None:
+    """All but the first of each prompt are forked, so the engine counts each prompt once."""
+    backend = reciter.open(max_num_seqs=6)
+
+    await run(backend, request("a", "mm", max_tokens=3, n=3))
+
+    assert (await backend.status()).prompt_tokens_total == 3
 
 
 async def test_a_choice_that_stops_early_leaves_the_others(reciter: Reciter) -> None:
@@ -381,6 +412,7 @@ async def test_tells_what_it_last_heard_of_its_engine(reciter: Reciter) -> None:
     assert (status.model_id, status.max_model_len) == ("counting", 50)
     assert status.max_concurrent_requests == 7
     assert (status.prompt_tokens_total, status.generation_tokens_total) == (3, 5)
+    assert status.deterministic
 
 
 async def test_an_engine_that_dies_interrupts_the_answer(
@@ -439,3 +471,94 @@ def test_no_client_can_spell_another_tenant_s_salt() -> None:
     owners = [("a", "b"), ("ab", ""), ("", "ab"), ("", "1:ab"), ("1:a", "b"), ("1", ":ab")]
     salts = {cache_salt(replace(asked, tenant=t, cache_salt=s), "tenant") for t, s in owners}
     assert len(salts) == len(owners)
+
+
+async def test_an_answer_whose_time_is_over_is_what_came_until_then(reciter: Reciter) -> None:
+    """The text held back for a stop string that did not come is part of it."""
+    backend = reciter.open(step_s=1.0, is_simulated=True)
+
+    tokens, finished = await run(backend, request("a", stop=("de-",), timeout_s=4.5))
+
+    assert [token.text for token in tokens] == ["b", "c", "", ""]
+    assert all(token.finish_reason is None for token in tokens)
+    assert finished.reasons == (FinishReason.DEADLINE,)
+    assert finished.tails == ("de",)
+    assert finished.usage == Usage(prompt_tokens=1, completion_tokens=4)
+    await until_idle(backend)
+
+
+@pytest.mark.parametrize(("prompts", "n"), [(("a",), 2), (("a", "m"), 1)])
+async def test_choices_that_never_ran_end_empty_beside_others(
+    reciter: Reciter, prompts: tuple[str, ...], n: int
+) -> None:
+    backend = reciter.open(step_s=1.0, is_simulated=True, max_num_seqs=1)
+
+    tokens, finished = await run(backend, request(*prompts, n=n, timeout_s=2.5))
+
+    assert [text_of(tokens, index) for index in range(2)] == ["bc", ""]
+    assert finished.reasons == (FinishReason.DEADLINE,) * 2
+    assert finished.usage.completion_tokens == 2
+
+
+async def test_a_choice_that_ended_in_time_keeps_its_reason(reciter: Reciter) -> None:
+    backend = reciter.open(step_s=1.0, is_simulated=True)
+
+    tokens, finished = await run(backend, request("y", "a", timeout_s=5.5))
+
+    assert [text_of(tokens, index) for index in range(2)] == ["z", "bcdef"]
+    assert finished.reasons == (FinishReason.EOS, FinishReason.DEADLINE)
+
+
+async def test_a_request_that_got_no_token_in_time_is_an_error(reciter: Reciter) -> None:
+    backend = reciter.open(step_s=1.0, is_simulated=True)
+
+    with pytest.raises(DeadlineExceeded) as caught:
+        await run(backend, request("a", "m", n=2, timeout_s=0.5))
+
+    assert not caught.value.retryable
+    await until_idle(backend)
+
+
+async def test_the_engine_gets_what_is_left_when_the_prompt_has_been_encoded(
+    reciter: Reciter, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    backend = reciter.open(journal=str(journal))
+    reciter.template_takes_s = 1.5
+    prompt = ChatPrompt(messages=(Message(role="user", content="a"),))
+
+    asked_s = reciter.clock()
+    await run(backend, request(prompt, max_tokens=1, timeout_s=10.0))
+    encoding_s = reciter.clock() - asked_s
+    await run(backend, request(prompt, max_tokens=1))
+    with pytest.raises(DeadlineExceeded):
+        await run(backend, request(prompt, max_tokens=1, timeout_s=1.0))
+
+    assert encoding_s >= 1.5
+    assert [asked.timeout_s for asked in journal_at(journal)] == [10.0 - encoding_s, None]
+
+
+async def test_the_engine_is_told_whose_a_sequence_is_and_of_which_class(
+    reciter: Reciter, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    backend = reciter.open(journal=str(journal))
+    asked = replace(request("a", n=2, max_tokens=1), tenant="t1", weight=2.5, priority=-1)
+
+    await run(backend, asked)
+    await run(backend, request("a", max_tokens=1))
+
+    told = [(one.tenant, one.weight, one.priority) for one in journal_at(journal)]
+    assert told == [("t1", 2.5, -1)] * 2 + [("", 1.0, 0)]
+
+
+async def test_a_full_engine_says_when_to_come_back(reciter: Reciter) -> None:
+    backend = reciter.open(max_num_seqs=1, max_waiting=0, step_s=0.001, retry_after_s=2.25)
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    async with aclosing(backend.generate(request("a", sampling=sampling))) as running:
+        await anext(running)
+
+        with pytest.raises(BackendOverloaded) as caught:
+            await run(backend, request("b"))
+
+    assert caught.value.retry_after_s == 2.25

@@ -33,6 +33,25 @@ def test_no_value_an_engine_cannot_handle_can_be_built(name: str, values: list[A
             SamplingParams(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("weight", [0.0, -1.0, math.inf, math.nan]),
+        ("timeout_s", [0.0, -1.0, math.nan]),
+    ],
+)
+def test_no_request_without_a_share_or_time_can_be_built(name: str, values: list[Any]) -> None:
+    for value in values:
+        with pytest.raises(ValueError, match=name):
+            GenerationRequest(
+                request_id="r",
+                model="m",
+                prompts=(TextPrompt(text="a"),),
+                sampling=SamplingParams(),
+                **{name: value},
+            )
+
+
 def test_no_request_wants_more_tokens_than_may_come() -> None:
     """E-MIN-TOKENS."""
     sampling = SamplingParams(min_tokens=5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from datetime import UTC, datetime
@@ -12,7 +13,14 @@ import pytest
 
 from backends.base import Backend, BackendState, Tokenizing
 from backends.client import EngineClient
-from backends.errors import BackendError, BackendRejected, BackendUnavailable, PromptTooLong
+from backends.echo import EchoBackend, EchoOptions
+from backends.errors import (
+    BackendError,
+    BackendRejected,
+    BackendUnavailable,
+    DeadlineExceeded,
+    PromptTooLong,
+)
 from backends.local import LocalBackend
 from backends.registry import BackendSpec, host_command, open_backend
 from backends.spec import OptionValue
@@ -30,6 +38,7 @@ from backends.types import (
 )
 from tests.backends.byte_tokenizer import VOCAB_SIZE, byte_tokenizer
 from tests.backends.conftest import MODEL, EngineProcess, counting_command
+from tests.clock import FakeClock
 
 OPTIONS: dict[str, dict[str, OptionValue]] = {
     "echo": {},
@@ -43,6 +52,7 @@ class Kinds:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self.clock = FakeClock()
         self._processes: dict[str, EngineProcess] = {}
 
     async def open(self, kind: str) -> Backend:
@@ -65,16 +75,28 @@ class Kinds:
         for process in self._processes.values():
             process.kill()
 
-    def _open_local(self) -> Backend:
-        socket_path = self._directory / "local.sock"
-        if "local" not in self._processes:
-            options = {"vocab_size": VOCAB_SIZE, "step_s": 0.001, "max_model_len": 10_000}
-            self._processes["local"] = EngineProcess(counting_command(socket_path, options))
+    def open_in_simulated_time(self, kind: str) -> Backend:
+        """One that takes a second for each token of a choice, and nobody waits for it."""
+        if kind == "local":
+            return self._open_local("simulated", step_s=1.0, is_simulated=True)
+        options = EchoOptions(first_token_delay_s=1.0, token_delay_s=1.0)
+        return EchoBackend(kind, options, sleep=self._pass_time, clock=self.clock)
+
+    async def _pass_time(self, delay_s: float) -> None:
+        self.clock.advance(delay_s)
+
+    def _open_local(self, name: str = "local", **options: OptionValue) -> Backend:
+        socket_path = self._directory / f"{name}.sock"
+        if name not in self._processes:
+            defaults = {"vocab_size": VOCAB_SIZE, "step_s": 0.001, "max_model_len": 10_000}
+            command = counting_command(socket_path, {**defaults, **options})
+            self._processes[name] = EngineProcess(command)
         return LocalBackend(
-            "local",
+            name,
             EngineClient(socket_path),
             byte_tokenizer(),
             now=lambda: datetime(2026, 1, 1, tzinfo=UTC),
+            clock=self.clock,
         )
 
 
@@ -92,6 +114,13 @@ async def backend(request: pytest.FixtureRequest, kinds: Kinds) -> AsyncIterator
     await backend.aclose()
 
 
+@pytest.fixture(params=["echo", "local"])
+async def simulated(request: pytest.FixtureRequest, kinds: Kinds) -> AsyncIterator[Backend]:
+    backend = kinds.open_in_simulated_time(request.param)
+    yield backend
+    await backend.aclose()
+
+
 def request(
     *prompts: Prompt,
     max_tokens: int = UNLIMITED_TOKENS,
@@ -101,6 +130,7 @@ def request(
     ignore_eos: bool = True,
     logprobs: bool = False,
     request_id: str = "r",
+    timeout_s: float = math.inf,
 ) -> GenerationRequest:
     return GenerationRequest(
         request_id=request_id,
@@ -111,6 +141,7 @@ def request(
         clamp_max_tokens=clamp_max_tokens,
         n=n,
         stop=stop,
+        timeout_s=timeout_s,
     )
 
 
@@ -180,6 +211,46 @@ async def test_ends_before_a_stop_string_and_shows_nothing_of_it(backend: Backen
     assert text_of(tokens) == whole[: whole.index(stop)]
     assert finished.reasons == (FinishReason.STOP,)
     assert finished.usage.completion_tokens == len(tokens)
+
+
+async def test_an_answer_whose_time_is_over_is_what_came_until_then(simulated: Backend) -> None:
+    whole, _ = await run(simulated, request(max_tokens=6))
+
+    tokens, finished = await run(simulated, request(n=2, timeout_s=3.5))
+
+    for index in range(2):
+        ids = [token.token_id for token in tokens if token.index == index]
+        assert ids == [token.token_id for token in whole[:3]]
+    assert all(token.finish_reason is None for token in tokens)
+    assert finished.reasons == (FinishReason.DEADLINE,) * 2
+    assert finished.usage.completion_tokens == len(tokens) == 6
+
+
+async def test_text_held_back_when_time_is_over_comes_with_the_end(simulated: Backend) -> None:
+    whole = text_of((await run(simulated, request(max_tokens=3)))[0])
+
+    tokens, finished = await run(simulated, request(stop=(whole + "?",), timeout_s=3.5))
+
+    assert text_of(tokens) == ""
+    assert finished.tails == (whole,)
+
+
+async def test_an_answer_that_is_complete_in_time_is_whole(simulated: Backend) -> None:
+    tokens, finished = await run(simulated, request(max_tokens=3, timeout_s=3.5))
+
+    assert len(tokens) == 3
+    assert finished.reasons == (FinishReason.LENGTH,)
+
+
+async def test_a_request_that_got_no_token_in_time_is_an_error_for_good(
+    simulated: Backend,
+) -> None:
+    with pytest.raises(DeadlineExceeded) as caught:
+        await run(simulated, request(n=2, timeout_s=0.5))
+
+    assert not caught.value.retryable
+    status = await simulated.status()
+    assert (status.num_running, status.num_waiting) == (0, 0)
 
 
 async def test_tokens_of_a_choice_come_in_the_order_they_have_alone(backend: Backend) -> None:

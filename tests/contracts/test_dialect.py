@@ -104,7 +104,7 @@ SUBJECTS = {
     ),
     "root": Subject(
         dialect=Tgi(TgiRoute.ROOT),
-        body={"inputs": "hi", "parameters": {"return_full_text": False}},
+        body={"inputs": "hi", "parameters": {"return_full_text": False, "details": True}},
         text_of=lambda answer: str(answer[0]["generated_text"]),
         piece_of=_tgi_piece,
     ),
@@ -140,6 +140,7 @@ def answers(draw: st.DrawFn) -> list[Event]:
     """The events of one choice, as the protocol of backends allows them."""
     pieces = draw(st.lists(st.tuples(texts, st.booleans()), max_size=12))
     reason = draw(st.sampled_from(FinishReason))
+    last = -1 if reason is FinishReason.DEADLINE else len(pieces) - 1  # the one that ends it
     events: list[Event] = []
     for position, (text, is_special) in enumerate(pieces):
         chosen = TokenLogprob(
@@ -153,11 +154,14 @@ def answers(draw: st.DrawFn) -> list[Event]:
                 special=is_special,
                 logprob=chosen,
                 top_logprobs=(chosen,),
-                finish_reason=reason if position == len(pieces) - 1 else None,
+                finish_reason=reason if position == last else None,
             )
         )
+    tails: tuple[str, ...] = ()
+    if reason is FinishReason.DEADLINE:
+        tails = (draw(texts) if pieces else "",)
     usage = Usage(prompt_tokens=3, completion_tokens=len(pieces))
-    return [*events, Finished(reasons=(reason,), usage=usage)]
+    return [*events, Finished(reasons=(reason,), usage=usage, tails=tails)]
 
 
 json_values = st.recursive(
@@ -242,6 +246,25 @@ def test_the_stream_adds_up_to_the_whole_answer(subject: Subject, events: list[E
     whole = json.loads(exchange.collect("m", events, TIMINGS).body)
     assert "".join(map(subject.piece_of, pieces)) == subject.text_of(whole)
     assert stream.endswith(b"\n\n")
+
+
+@every_dialect
+def test_an_answer_cut_by_its_deadline_ends_like_one_that_is_long_enough(subject: Subject) -> None:
+    """With all its text, that held back included; once, whole or streamed."""
+    end = Finished(
+        reasons=(FinishReason.DEADLINE,),
+        usage=Usage(prompt_tokens=3, completion_tokens=1),
+        tails=(" held",),
+    )
+    logprob = TokenLogprob(token_id=1, text="said", raw=b"said", logprob=-0.5)
+    events: list[Event] = [Token(index=0, text="said", token_id=1, logprob=logprob), end]
+    exchange = subject.parse()
+    whole = exchange.collect("m", events, TIMINGS).body.decode()
+    encoder = exchange.stream("m")
+    stream = b"".join(encoder.feed(event) for event in events).decode()
+    assert subject.text_of(json.loads(whole)) == "said held"
+    assert whole.count('"finish_reason":"length"') == 1
+    assert stream.count('"finish_reason":"length"') == 1
 
 
 @every_dialect

@@ -37,6 +37,7 @@ async def test_tells_clients_of_tgi_what_it_can_hold(gateway: Gateway) -> None:
     info = (await gateway.call("/info", b"", method="GET")).json()
     assert info["model_id"] == "echo"
     assert info["max_total_tokens"] == 32_768
+    assert info["deterministic"] is True
 
 
 async def test_cuts_a_text_into_tokens_in_both_forms(gateway: Gateway) -> None:

@@ -49,7 +49,8 @@ def test_a_choice_is_made_once_logged_and_reported(caplog: pytest.LogCaptureFixt
 def test_computing_on_the_cpu_imports_no_triton() -> None:
     program = (
         "import sys, torch\n"
-        "import kernels.paged_attention, kernels.rotary, kernels.silu_mul, kernels.store_kv\n"
+        "import kernels.copy_blocks, kernels.paged_attention, kernels.rotary, kernels.silu_mul\n"
+        "import kernels.store_kv\n"
         "from kernels.rms_norm import rms_norm\n"
         "rms_norm(torch.ones(2, 4), torch.ones(4), 1e-5)\n"
         "sys.exit('triton' in sys.modules)\n"

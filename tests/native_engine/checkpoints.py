@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
@@ -51,6 +53,7 @@ _GGUF_ARCHITECTURES = {
 
 F32 = GGMLQuantizationType.F32
 
+Metadata = Mapping[str, int | float | str | list[bool]]
 
 SIZES: Mapping[str, Any] = {
     "vocab_size": 97,
@@ -91,19 +94,17 @@ def write_folder(model: PreTrainedModel, folder: Path, *, max_shard_size: str = 
     return folder
 
 
-def gguf_metadata(model: PreTrainedModel) -> dict[str, int | float | str]:
-    """The keys a converter writes, without their prefix."""
+def gguf_metadata(model: PreTrainedModel) -> dict[str, int | float | str | list[bool]]:
+    """The keys a converter writes, without their prefix; and those for windows, of all."""
     config: dict[str, Any] = model.config.to_dict()
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    own = {}
+    head_dim = _head_dim(model)
     rope = config["rope_parameters"]
-    if gguf_architecture(model) == "gemma3":
-        own["attention.sliding_window"] = config["sliding_window"]
-        rope = rope["full_attention"]
+    rope = rope.get("full_attention", rope)
     return {
-        **own,
+        **_gguf_windows(config),
+        **_gguf_scaling(rope),
         "block_count": config["num_hidden_layers"],
-        "context_length": config["max_position_embeddings"],
+        "context_length": _context_length(config, rope),
         "embedding_length": config["hidden_size"],
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
@@ -134,12 +135,16 @@ def gguf_tensors(model: PreTrainedModel) -> dict[str, np.ndarray]:
         if is_gemma3 and "norm" in name:
             values = values + 1
         tensors[_gguf_name(name, _GEMMA3_NAMES if is_gemma3 else _GGUF_NAMES)] = values
+    if not is_gemma3 and config["rope_parameters"]["rope_type"] == "llama3":
+        scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](model.config, torch.device("cpu"))
+        plain = config["rope_parameters"]["rope_theta"] ** -torch.linspace(0, 1, len(scaled) + 1)
+        tensors["rope_freqs.weight"] = (plain[:-1] / scaled).numpy()
     return tensors
 
 
 def write_gguf(
     path: Path,
-    metadata: Mapping[str, int | float | str],
+    metadata: Metadata,
     tensors: Mapping[str, np.ndarray],
     *,
     matrix_type: GGMLQuantizationType = F32,
@@ -150,6 +155,8 @@ def write_gguf(
     for key, value in metadata.items():
         if isinstance(value, str):
             writer.add_string(f"{architecture}.{key}", value)
+        elif isinstance(value, list):
+            writer.add_array(f"{architecture}.{key}", value)
         elif isinstance(value, float):
             writer.add_float32(f"{architecture}.{key}", value)
         else:
@@ -179,6 +186,48 @@ def model_gguf(
         matrix_type=matrix_type,
         architecture=gguf_architecture(model),
     )
+
+
+def _head_dim(model: PreTrainedModel) -> int:
+    config = model.config
+    size: int | None = getattr(config, "head_dim", None)
+    return size or config.hidden_size // config.num_attention_heads
+
+
+def _context_length(config: Mapping[str, Any], rope: Mapping[str, Any]) -> int:
+    """Stretched, where no key says from which length; Gemma's is so already."""
+    longest: int = config["max_position_embeddings"]
+    is_stretched = rope["rope_type"] != "linear" or config["model_type"] == "gemma3_text"
+    return longest if is_stretched else int(longest * rope["factor"])
+
+
+def _gguf_windows(config: Mapping[str, Any]) -> dict[str, int | list[bool]]:
+    window = config.get("sliding_window")
+    if window is None:
+        return {}
+    if config["model_type"] == "mistral":
+        return {"attention.sliding_window": window}
+    flags = [kind == "sliding_attention" for kind in config["layer_types"]]
+    if config["model_type"] == "gemma3_text" and flags == [i % 6 != 5 for i in range(len(flags))]:
+        return {"attention.sliding_window": window}
+    return {"attention.sliding_window": window, "attention.sliding_window_pattern": flags}
+
+
+def _gguf_scaling(rope: Mapping[str, Any]) -> dict[str, int | float | str]:
+    """Of the kinds there are keys for; `llama3` is a tensor."""
+    if rope["rope_type"] == "linear":
+        return {"rope.scaling.type": "linear", "rope.scaling.factor": float(rope["factor"])}
+    if rope["rope_type"] != "yarn":
+        return {}
+    keys = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": float(rope["factor"]),
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+    }
+    if "attention_factor" in rope:
+        magnitude = 0.1 * math.log(rope["factor"]) + 1
+        keys["rope.scaling.attn_factor"] = rope["attention_factor"] / magnitude
+    return keys
 
 
 def _gguf_name(name: str, names: Mapping[str, str]) -> str:

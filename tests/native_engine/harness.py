@@ -7,6 +7,7 @@ from pathlib import Path
 
 from native_engine.config import EngineConfig, Speculation
 from native_engine.engine import Engine
+from native_engine.output_lengths import ENOUGH
 from native_engine.types import (
     EngineRequest,
     FinishReason,
@@ -33,6 +34,11 @@ def make_engine(
     max_waiting: int = 8,
     clock: Callable[[], float] = lambda: 0.0,
     prefix_caching: bool = True,
+    max_cached_share: float = 0.5,
+    max_waiting_tokens: int = 0,
+    max_bypass: int = 4,
+    aging_s: float = 30.0,
+    target_itl_s: float = 0.0,
     speculation: Speculation = "off",
 ) -> Engine:
     return Engine(
@@ -43,10 +49,26 @@ def make_engine(
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=max_waiting,
             prefix_caching=prefix_caching,
+            max_cached_share=max_cached_share,
+            max_waiting_tokens=max_waiting_tokens,
+            max_bypass=max_bypass,
+            aging_s=aging_s,
+            target_itl_s=target_itl_s,
             speculation=speculation,
         ),
         clock=clock,
     )
+
+
+def let_expect_short_outputs(engine: Engine) -> None:
+    """Run as many requests of one token as it takes for the next to be expected to be as short.
+
+    What then asks for more is admitted too easily, and preempted.
+    """
+    for index in range(ENOUGH):
+        engine.add(make_request(f"short {index}", prompt=1, max_tokens=1))
+        engine.step()
+    assert not engine.has_work
 
 
 def make_request(
@@ -61,6 +83,11 @@ def make_request(
     ignore_eos: bool = False,
     rules: LogitRules | None = None,
     cache_salt: str = "",
+    tenant: str = "",
+    fork_of: str | None = None,
+    weight: float = 1.0,
+    priority: int = 0,
+    timeout_s: float | None = None,
 ) -> EngineRequest:
     """A greedy request without stops unless told; an int makes a prompt of so many tokens."""
     return EngineRequest(
@@ -76,6 +103,11 @@ def make_request(
             rules=rules,
         ),
         cache_salt=cache_salt,
+        tenant=tenant,
+        fork_of=fork_of,
+        weight=weight,
+        priority=priority,
+        timeout_s=timeout_s,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given, strategies as st
 
-from native_engine.block_manager import BlockManager
+from native_engine.block_manager import BlockManager, Prefix
 from native_engine.prefix_hash import root_hash
 from native_engine.sequence import Sequence
 from native_engine.types import SamplingParams
@@ -117,6 +117,7 @@ def test_check_finds_a_lost_block() -> None:
 
 def filled(manager: BlockManager, sequence: Sequence) -> Sequence:
     """The sequence with blocks for all its tokens, computed."""
+    sequence.num_computed_tokens = len(sequence.token_ids)
     manager.allocate(sequence, manager.blocks_for(len(sequence.token_ids)))
     manager.publish(sequence, 0, len(sequence.token_ids) // manager.block_size)
     return sequence
@@ -126,9 +127,9 @@ def test_finds_published_blocks_in_use_or_free_and_takes_none() -> None:
     manager = BlockManager(num_blocks=8, block_size=4)
     first = filled(manager, make_sequence("first", range(10)))
     second = make_sequence("second", range(10))
-    assert manager.match(second) == [0, 1]
+    assert manager.match(second).blocks == [0, 1]
     manager.free(first)
-    assert manager.match(second) == [0, 1]
+    assert manager.match(second).blocks == [0, 1]
     assert second.block_table == []
     assert manager.num_free_blocks == 8
     manager.check_invariants([first, second])
@@ -139,7 +140,7 @@ def test_counts_the_holders_of_an_adopted_block() -> None:
     first = filled(manager, make_sequence("first", range(10)))
     second = make_sequence("second", range(10))
     found = manager.match(second)
-    assert manager.num_used(found) == 2
+    assert manager.num_used(found.blocks) == 2
     manager.adopt(second, found)
     manager.allocate(second, 1)
     assert second.block_table == [0, 1, 3]
@@ -147,7 +148,7 @@ def test_counts_the_holders_of_an_adopted_block() -> None:
     manager.check_invariants([first, second])
     manager.free(first)
     assert manager.num_free_blocks == 5
-    assert manager.num_used(found) == 2
+    assert manager.num_used(found.blocks) == 2
     manager.check_invariants([first, second])
 
 
@@ -158,7 +159,7 @@ def test_adopts_free_blocks_from_the_middle_of_the_list() -> None:
         manager.free(owner)
     again = make_sequence("again", [*range(1, 9), 0])
     found = manager.match(again)
-    assert (found, manager.num_used(found)) == ([2, 3], 0)
+    assert (found.blocks, manager.num_used(found.blocks)) == ([2, 3], 0)
     manager.adopt(again, found)
     assert manager.num_free_blocks == 6
     manager.check_invariants([again])
@@ -200,17 +201,18 @@ def test_equal_blocks_computed_side_by_side_stay_two_and_one_has_the_name() -> N
 def test_names_nothing_and_finds_nothing_when_switched_off() -> None:
     manager = BlockManager(num_blocks=4, block_size=4, prefix_caching=False)
     first = filled(manager, make_sequence("first", range(10)))
-    assert manager.match(make_sequence("second", range(10))) == []
+    assert manager.match(make_sequence("second", range(10))).blocks == []
     assert len(first.prefix_hashes) == 1, "nothing was hashed"
     manager.check_invariants([first])
 
 
-def test_check_finds_a_block_shared_before_it_had_a_name() -> None:
+def test_check_finds_a_block_shared_before_it_was_full() -> None:
     manager = BlockManager(num_blocks=4, block_size=4)
     first, second = make_sequence("first", range(10)), make_sequence("second", range(10))
     manager.allocate(first, 3)
-    manager.adopt(second, first.block_table[:2])
-    with pytest.raises(AssertionError, match="shared without a name"):
+    first.num_computed_tokens = 7
+    manager.adopt(second, Prefix(num_tokens=8, blocks=first.block_table[:2]))
+    with pytest.raises(AssertionError, match=r"will be written to: \[\('first', 1\)\]"):
         manager.check_invariants([first, second])
 
 
@@ -218,8 +220,8 @@ def test_check_finds_a_block_of_another_salt() -> None:
     manager = BlockManager(num_blocks=4, block_size=4)
     first = filled(manager, make_sequence("first", range(8), salt="one"))
     second = make_sequence("second", range(8), salt="two")
-    assert manager.match(second) == []
-    manager.adopt(second, first.block_table)
+    assert manager.match(second).blocks == []
+    manager.adopt(second, Prefix(num_tokens=8, blocks=first.block_table))
     with pytest.raises(AssertionError, match=r"hold something else: \[\('second', 0\)"):
         manager.check_invariants([first, second])
 

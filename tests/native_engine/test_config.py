@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,17 @@ from native_engine.config import EngineConfig
         ("max_num_seqs", 0),
         ("max_num_batched_tokens", 31),
         ("max_waiting", -1),
+        ("max_waiting_tokens", -1),
+        ("max_bypass", -1),
+        ("aging_s", 0.0),
+        ("aging_s", math.inf),
+        ("aging_s", math.nan),
+        ("target_itl_s", -0.1),
+        ("target_itl_s", math.inf),
         ("kv_cache_bytes", -1),
         ("cpu_threads", -1),
+        ("max_cached_share", 0.0),
+        ("max_cached_share", 1.1),
         ("speculation", "eagle"),
         ("max_draft_tokens", 0),
         ("max_draft_tokens", 65),

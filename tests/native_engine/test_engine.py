@@ -50,6 +50,7 @@ def test_ends_on_an_eos_id_and_says_so() -> None:
 
 
 def test_ignore_eos_drops_the_eos_ids_but_not_the_stop_ids() -> None:
+    """vLLM #4589"""
     runner = StubRunner()
     engine = make_engine(runner)
     tokens, _ = expected(make_request("a"), runner)
@@ -123,7 +124,8 @@ def test_tells_what_does_not_change() -> None:
 def test_check_finds_a_request_that_is_queued_nowhere() -> None:
     engine = make_engine(StubRunner())
     engine.add(make_request("a"))
-    engine._scheduler.waiting.clear()
+    (sequence,) = engine._scheduler.waiting
+    engine._scheduler.finish(sequence)
     with pytest.raises(AssertionError, match="are known"):
         engine.check_invariants()
 

@@ -9,6 +9,7 @@ from tests.native_engine.harness import (
     Transcript,
     drain,
     expected,
+    let_expect_short_outputs,
     make_engine,
     make_request,
 )
@@ -17,7 +18,7 @@ from tests.native_engine.stub_runner import StubRunner
 
 @pytest.mark.parametrize("steps", range(9))
 def test_abort_at_any_step_frees_all_and_says_nothing_more(steps: int) -> None:
-    """Steps 0 to 8 cover waiting, mid-prefill, decoding and ended."""
+    """vLLM #46283: steps 0 to 8 cover waiting, mid-prefill, decoding and ended."""
     engine = make_engine(StubRunner(), max_num_batched_tokens=4)
     engine.add(make_request("a", prompt=10, max_tokens=4))
     for _ in range(steps):
@@ -29,9 +30,51 @@ def test_abort_at_any_step_frees_all_and_says_nothing_more(steps: int) -> None:
     assert engine.stats().num_free_blocks == engine.info.num_blocks
 
 
+@pytest.mark.parametrize("steps", range(7))
+def test_what_a_request_holds_is_not_free_before_the_step_that_writes_it_is_done(
+    steps: int,
+) -> None:
+    """vLLM-Ascend #14055: queued, in each chunk, in each decode; the last step ends it anyway."""
+    runner = StubRunner()
+    engine = make_engine(runner, max_num_batched_tokens=4)
+    other = make_request("other", prompt=1, max_tokens=40)
+    engine.add(other)
+    engine.add(make_request("a", prompt=10, max_tokens=3))
+    transcript = Transcript()
+    for _ in range(steps):
+        transcript.record(engine.step())
+    free: list[int] = []
+
+    def abort(batch: StepBatch) -> None:
+        free.append(engine.stats().num_free_blocks)
+        engine.abort("a")
+        free.append(engine.stats().num_free_blocks)
+        engine.check_invariants()
+
+    runner.on_execute = abort
+    transcript.record(engine.step())
+    runner.on_execute = lambda batch: None
+    assert free[0] == free[1]
+    held = len(engine._sequences["other"].block_table)
+    assert engine.stats().num_free_blocks == engine.info.num_blocks - held
+    assert drain(engine, transcript).of("other") == expected(other, runner)
+
+
+def test_abort_of_what_ended_in_the_step_but_was_not_delivered_yet_is_fine() -> None:
+    """SGLang #6888: the blocks came back when it ended, and not twice."""
+    engine = make_engine(StubRunner())
+    engine.add(make_request("a", max_tokens=1))
+    (output,) = engine.step()
+    assert output.finish_reason is not None
+    engine.abort("a")
+    engine.check_invariants()
+    assert engine.stats().num_free_blocks == engine.info.num_blocks
+
+
 def test_abort_of_a_preempted_request_leaves_the_others_alone() -> None:
     runner = StubRunner(num_blocks=6, block_size=4)
     engine = make_engine(runner)
+    let_expect_short_outputs(engine)
     stays, goes = make_request("stays", prompt=8, max_tokens=12), make_request("goes", prompt=8)
     engine.add(stays)
     engine.add(goes)

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 from native_engine.engine import Engine
 from native_engine.types import EngineRequest, LogitRules, StepBatch
 from tests.native_engine.harness import Transcript, drain, expected, make_engine, make_request
+from tests.native_engine.peeking import preempt, running
 from tests.native_engine.stub_runner import StubRunner
 
 LONG = tuple(range(1, 31))  # 7 blocks of 4, and half of one
@@ -179,8 +180,7 @@ def test_a_preempted_request_finds_its_own_blocks_and_says_nothing_of_them() -> 
     transcript = Transcript()
     for _ in range(2):
         transcript.record(pair.engine.step())
-    scheduler = pair.engine._scheduler
-    scheduler._preempt(scheduler._choose_victim())
+    preempt(pair.engine, running(pair.engine)[-1])
     before = pair.runner.num_tokens_computed
     drain(pair.engine, transcript)
     assert transcript.of(request.request_id) == expected(request, pair.runner)

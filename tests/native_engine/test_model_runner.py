@@ -182,6 +182,15 @@ def test_penalties_and_seeds_do_not_notice_a_preemption(tmp_path: Path) -> None:
         for index, prompt in enumerate(random_prompts(*[40] * 8))
     ]
     engine = engine_for(runner)
+    for prompt in random_prompts(*[5] * 8):  # it learns to expect short answers, and lets all in
+        engine.add(
+            EngineRequest(
+                request_id=f"short {len(engine._sequences)}",
+                prompt_token_ids=tuple(prompt),
+                sampling=SamplingParams(max_tokens=1),
+            )
+        )
+    drain(engine)
     for request in requests:
         engine.add(request)
     together = drain(engine)

@@ -20,7 +20,7 @@ from native_engine.types import (
     StepBatch,
 )
 from tests.native_engine.harness import Transcript, drain, expected, make_engine, make_request
-from tests.native_engine.stub_runner import StubRunner
+from tests.native_engine.stub_runner import Slot, StubRunner
 
 PERIOD = (1, 2, 3, 4)
 
@@ -30,8 +30,8 @@ class RepeatingRunner(StubRunner):
 
     holds_until = 40
 
-    def _result(self, share: ScheduledSequence) -> SequenceResult:
-        result = super()._result(share)
+    def _result(self, share: ScheduledSequence, context: list[Slot]) -> SequenceResult:
+        result = super()._result(share, context)
         first = share.start + len(share.token_ids) - share.num_drafts
         return SequenceResult(
             tuple(
@@ -159,12 +159,12 @@ def test_eos_or_a_stop_id_ends_an_answer_among_accepted_drafts(ends_at: int) -> 
     """Exactly there: drafts accepted after it yield nothing, and leave no block behind."""
 
     class Ending(RepeatingRunner):
-        def _result(self, share: ScheduledSequence) -> SequenceResult:
+        def _result(self, share: ScheduledSequence, context: list[Slot]) -> SequenceResult:
             first = share.start + len(share.token_ids) - share.num_drafts
             return SequenceResult(
                 tuple(
                     SampledToken(token_id=9) if position == 7 + ends_at else token
-                    for position, token in enumerate(super()._result(share).tokens, first)
+                    for position, token in enumerate(super()._result(share, context).tokens, first)
                 )
             )
 

@@ -21,6 +21,7 @@ from native_engine.types import (
     StepBatch,
 )
 from tests.native_engine.checkpoints import tiny_llama, write_folder
+from tests.native_engine.peeking import preempt, running
 
 VOCAB_SIZE = 97
 RULES = LogitRules(
@@ -29,9 +30,9 @@ RULES = LogitRules(
 FEW = LogitRules(allowed_token_ids=(10, 11, 12), presence_penalty=0.01)  # guesses: right or wrong
 
 
-def runner_for(folder: Path, threads: int = 1, cache_bytes: int = 1 << 22) -> ModelRunner:
+def runner_for(folder: Path, threads: int = 1) -> ModelRunner:
     model = write_folder(tiny_llama(seed=6), folder)
-    return build_runner(EngineConfig(model=model, kv_cache_bytes=cache_bytes, cpu_threads=threads))
+    return build_runner(EngineConfig(model=model, kv_cache_bytes=1 << 22, cpu_threads=threads))
 
 
 def requests(temperature: float) -> list[EngineRequest]:
@@ -56,7 +57,10 @@ def requests(temperature: float) -> list[EngineRequest]:
 
 
 def answers(
-    runner: ModelRunner, asked: Sequence[EngineRequest], speculation: Speculation
+    runner: ModelRunner,
+    asked: Sequence[EngineRequest],
+    speculation: Speculation,
+    preempt_at: tuple[int, ...] = (),
 ) -> tuple[dict[str, list[SampledToken]], Engine]:
     engine = Engine(
         runner,
@@ -72,11 +76,16 @@ def answers(
     given: dict[str, list[SampledToken]] = {request.request_id: [] for request in asked}
     for request in asked:
         engine.add(request)
+    num_steps = 0
     while engine.has_work:
+        if num_steps in preempt_at:
+            for sequence in running(engine):
+                preempt(engine, sequence)
         for output in engine.step():
             assert output.token is not None
             given[output.request_id].append(output.token)
         engine.check_invariants()
+        num_steps += 1
     return given, engine
 
 
@@ -97,10 +106,10 @@ def test_tokens_and_logprobs_are_those_of_plain_decoding(
 
 
 def test_a_preemption_changes_nothing(tmp_path: Path) -> None:
-    runner = runner_for(tmp_path, cache_bytes=16 * 8192)
+    runner = runner_for(tmp_path)
     asked = requests(0.0)
-    guessed, engine = answers(runner, asked, "prompt_lookup")
-    assert engine.stats().num_preemptions > 0
+    guessed, engine = answers(runner, asked, "prompt_lookup", preempt_at=(12, 25))
+    assert engine.stats().num_preemptions > len(asked)
     assert engine.stats().num_accepted_tokens > 0
     assert guessed == answers(runner, asked, "off")[0]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, strategies as st
 
 from backends.text.choice import ChoiceDecoder
 from backends.text.stop import StopStrings
@@ -9,6 +10,7 @@ from backends.types import FinishReason, Token
 from native_engine import types as engine
 from native_engine.types import SampledToken
 from tests.backends.text.test_detokenizer import byte_ids
+from tests.backends.text.test_stop import first_match, must_hold
 from tests.backends.text.tiny import IM_END, IM_START
 
 LENGTH = engine.FinishReason.LENGTH
@@ -66,6 +68,32 @@ def test_every_slice_of_the_text_stops_it_there(tokenizer: Tokenizer, include: b
             cut = TEXT.index(stop)
             assert joined(found) == TEXT[: cut + len(stop) if include else cut]
             assert found[-1].finish_reason is FinishReason.STOP
+
+
+@given(
+    text=st.text("aé漢🌶", max_size=10),
+    stops=st.lists(st.text("aé漢🌶", min_size=1, max_size=3), max_size=3),
+    include=st.booleans(),
+)
+def test_what_is_shown_is_the_whole_characters_less_what_may_become_a_stop(
+    tokenizer: Tokenizer, text: str, stops: list[str], include: bool
+) -> None:
+    """Promise 10: one token a byte. Held against searches of all bytes so far at each of them."""
+    raw, entry = text.encode() + b"!", byte_ids(tokenizer)
+    ids = [entry[bytes([byte])] for byte in raw]
+    found = events(tokenizer, ids, stops=tuple(stops), include_stop_str=include)
+    for count in range(1, len(found) + 1):
+        complete = raw[:count].decode("utf-8", "ignore")  # valid but for its end
+        match = first_match(complete, tuple(stops))
+        if match is not None:
+            start, stop = match
+            shown, reason = complete[: start + len(stop) * include], FinishReason.STOP
+        elif count < len(ids):
+            shown, reason = complete[: len(complete) - must_hold(complete, tuple(stops))], None
+        else:
+            shown, reason = complete, FinishReason.LENGTH
+        assert (joined(found[:count]), found[count - 1].finish_reason) == (shown, reason)
+    assert found[-1].finish_reason is not None
 
 
 def test_a_stop_that_never_comes_changes_nothing_but_the_pace(tokenizer: Tokenizer) -> None:
@@ -127,6 +155,26 @@ def test_an_unfinished_character_at_the_end_is_flushed_with_the_last_token(
     stopped = events(tokenizer, ids, stops=("x\ufffd",))
     assert joined(stopped) == ""
     assert stopped[-1].finish_reason is FinishReason.STOP
+
+
+def test_a_choice_that_is_cut_gives_back_what_it_held(tokenizer: Tokenizer) -> None:
+    choice = ChoiceDecoder(tokenizer, index=0, stops=StopStrings(("Paris!",)))
+    shown = [choice.push(SampledToken(token_id=i), None) for i in ids_of(tokenizer, "to Paris")]
+    assert joined(shown) == "to "
+    assert choice.cut() == ("Paris", FinishReason.DEADLINE)
+
+
+def test_an_unfinished_character_of_a_cut_choice_may_complete_a_stop(tokenizer: Tokenizer) -> None:
+    """S-UTF8-SPLIT: as with a last token, the rest goes through the matcher."""
+    ids = [byte_ids(tokenizer)[bytes([byte])] for byte in b"x\xf0\x9f"]
+    for stops, min_tokens, cut in (
+        ((), 0, ("\ufffd", FinishReason.DEADLINE)),
+        (("\ufffd",), 0, ("", FinishReason.STOP)),
+        (("\ufffd",), 9, ("\ufffd", FinishReason.DEADLINE)),  # it may not end that early
+    ):
+        choice = ChoiceDecoder(tokenizer, index=0, stops=StopStrings(stops), min_tokens=min_tokens)
+        assert joined([choice.push(SampledToken(token_id=i), None) for i in ids]) == "x"
+        assert choice.cut() == cut
 
 
 def test_logprobs_carry_the_entrys_text_and_bytes(tokenizer: Tokenizer) -> None:

@@ -40,7 +40,7 @@ def test_a_character_of_several_tokens_comes_whole(tokenizer: Tokenizer) -> None
 def test_text_split_at_every_byte_joins_to_the_decoded_bytes(
     tokenizer: Tokenizer, text: str, data: st.DataObject
 ) -> None:
-    """S-UTF8-SPLIT: one token a byte, the prompt taking any first part of them."""
+    """Promise 10, S-UTF8-SPLIT: one token a byte, the prompt taking any first part of them."""
     entry = byte_ids(tokenizer)
     raw = text.encode()
     answer = raw[data.draw(st.integers(0, len(raw)), label="prompt bytes") :]

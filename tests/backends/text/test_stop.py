@@ -55,9 +55,9 @@ def check(chunks: list[str], stops: tuple[str, ...], *, include: bool = False) -
     assert shown + matcher.finish() == text
 
 
-@pytest.mark.parametrize("length", range(9))
+@pytest.mark.parametrize("length", range(11))
 def test_equals_an_offline_search_and_holds_back_the_least(length: int) -> None:
-    """S-STOP-SPLIT: all strings over {a, b} up to length 8, in random chunks."""
+    """Promise 10, S-STOP-SPLIT: all strings over {a, b} up to length 10, in random chunks."""
     chance = random.Random(length)
     for letters in product("ab", repeat=length):
         check(list(letters), STOPS)

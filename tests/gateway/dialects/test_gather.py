@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from backends.types import Event
@@ -28,6 +30,16 @@ def test_the_best_choice_has_the_highest_mean_and_of_equals_the_first() -> None:
         [token("a", chosen=entry("a", float("-inf")))],
     ]
     assert best_first(choices) == [1, 2, 0, 3]
+
+
+def test_text_held_back_until_the_end_belongs_to_the_last_token() -> None:
+    events: list[Event] = [token("a"), token("b", index=1), token("c")]
+    choices, _ = gather([*events, replace(finished(), tails=("d", "", ""))], num_choices=3)
+    assert [[one.text for one in choice] for choice in choices] == [["a", "cd"], ["b"], []]
+
+
+def test_a_choice_that_got_no_token_in_time_is_never_the_best() -> None:
+    assert best_first([[], [token("a", chosen=entry("a", -9.0))], []]) == [1, 0, 2]
 
 
 def test_a_stream_that_was_not_drained_is_a_bug_of_ours() -> None:

@@ -37,9 +37,14 @@ def test_an_unknown_context_is_null() -> None:
 
 def test_info_leaves_room_for_one_token() -> None:
     reply = info_reply(
-        model_id="m", max_model_len=8192, max_concurrent_requests=16, version="0.1.0"
+        model_id="m",
+        max_model_len=8192,
+        max_concurrent_requests=16,
+        version="0.1.0",
+        deterministic=True,
     )
     info = json.loads(reply.body)
     assert (info["max_input_tokens"], info["max_total_tokens"]) == (8191, 8192)
     assert (info["max_best_of"], info["max_stop_sequences"]) == (2, 4)
     assert info["max_concurrent_requests"] == 16
+    assert info["deterministic"] is True

@@ -20,7 +20,7 @@ limits:
   paid: {requests: 10/s}
 plans:
   free: {limits: [free], models: [chat], priority: low}
-  pro: {limits: [paid], models: "*", priority: high}
+  pro: {limits: [paid], models: "*", priority: high, weight: 2.5}
 routes:
   - name: long-prompts
     match: {model: chat, prompt_tokens: {over: 8k}}

@@ -25,8 +25,9 @@ def test_compiles_plans_with_their_limits_resolved() -> None:
     free = policy().plans["free"]
     limit = Limit(name="free", requests=(60, 60), tokens=(40_000, 60), concurrent=4)
     assert free.limits == (limit,)
-    assert (free.models, free.priority) == (("chat",), -1)
-    assert (policy().plans["pro"].models, policy().plans["pro"].priority) == (("*",), 1)
+    assert (free.models, free.priority, free.weight) == (("chat",), -1, 1.0)
+    pro = policy().plans["pro"]
+    assert (pro.models, pro.priority, pro.weight) == (("*",), 1, 2.5)
 
 
 def test_compiles_matches_with_inclusive_bounds() -> None:

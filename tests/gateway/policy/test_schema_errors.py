@@ -21,6 +21,9 @@ from tests.gateway.policy.examples import TEXT, problems_after, problems_in
         ("requests: 10/s", "reset: x, requests: 10/s", "not-supported-yet", "paid.reset", ""),
         ("{requests: 10/s}", "{}", "missing-key", "limits nothing", "requests: 60/min"),
         ("priority: low", "priority: hgih", "bad-value", "hgih is not 'low', 'normal'", ""),
+        ("weight: 2.5", "weight: 0", "bad-value", "plans.pro.weight: 0 is not a number from 0.01 to"
+         " 100", "weight: 1"),
+        ("weight: 2.5", "weight: heavy", "bad-value", "heavy is not a number", "weight: 1"),
         ("models: [chat], ", "", "missing-key", "plans.free has no 'models'", 'models: "*"'),
         ("models: [chat]", "models: []", "bad-value", "must not be empty", 'models: "*"'),
         ("use: spare", "split: {small: 9}", "not-supported-yet", "(acme-streams).split: not", ""),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gateway.policy.problems import Refusal
-from gateway.policy.units import MAX_COUNT, parse_count, parse_duration, parse_rate
+from gateway.policy.units import MAX_COUNT, parse_count, parse_duration, parse_rate, parse_weight
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,11 @@ def test_reads_durations_in_seconds(written: str, seconds: float) -> None:
     assert parse_duration(written) == seconds
 
 
+@pytest.mark.parametrize("written", [0.01, 1, 2.5, 100])
+def test_reads_weights(written: float) -> None:
+    assert parse_weight(written) == written
+
+
 @pytest.mark.parametrize(
     ("parse", "written", "code", "write"),
     [
@@ -56,6 +61,15 @@ def test_reads_durations_in_seconds(written: str, seconds: float) -> None:
         (parse_rate, "0/min", "bad-value", ""),
         (parse_rate, "/min", "bad-value", ""),
         (parse_rate, "60/min/s", "bad-unit", ""),
+        (parse_weight, 0, "bad-value", "1"),
+        (parse_weight, -1, "bad-value", "1"),
+        (parse_weight, 0.009, "bad-value", "1"),
+        (parse_weight, 100.5, "bad-value", "1"),
+        (parse_weight, float("inf"), "bad-value", "1"),
+        (parse_weight, float("nan"), "bad-value", "1"),
+        (parse_weight, True, "bad-value", "1"),
+        (parse_weight, "2x", "bad-value", "1"),
+        (parse_weight, None, "bad-value", "1"),
         (parse_duration, 30, "missing-unit", "30s"),
         (parse_duration, "0.5", "missing-unit", "0.5s"),
         (parse_duration, "5min", "bad-unit", "5m"),
@@ -82,6 +96,6 @@ def test_a_rate_is_its_count_over_its_window(number: int, unit: str, window: str
 
 @given(st.one_of(st.text(), st.integers(), st.floats(), st.none(), st.lists(st.integers())))
 def test_any_value_is_read_or_refused(value: object) -> None:
-    for parse in (parse_count, parse_rate, parse_duration):
+    for parse in (parse_count, parse_rate, parse_duration, parse_weight):
         with suppress(Refusal):
             assert parse(value)

@@ -175,6 +175,19 @@ def test_refuses_a_gguf_file_whose_tensors_do_not_fit(
         load(path)
 
 
+@pytest.mark.parametrize(
+    "key", ["final_logit_softcapping", "attention.scale", "rope.scaling.yarn_attn_factor"]
+)
+def test_refuses_a_gguf_file_with_a_key_that_nothing_here_reads(tmp_path: Path, key: str) -> None:
+    model = tiny_llama()
+    tensors, metadata = gguf_tensors(model), gguf_metadata(model)
+    noted = {**metadata, "tensor_data_layout": "reference", "rope.scaling.finetuned": 1}
+    load(write_gguf(tmp_path / "good.gguf", noted, tensors))
+    path = write_gguf(tmp_path / "a.gguf", {**metadata, key: 30.0}, tensors)
+    with pytest.raises(ModelFileError, match=rf"a\.gguf: llama\.{key} is set, and what it asks"):
+        load(path)
+
+
 def test_refuses_an_unknown_architecture_naming_the_key(tmp_path: Path) -> None:
     model = tiny_llama()
     path = write_gguf(tmp_path / "a.gguf", gguf_metadata(model), {}, architecture="gpt9")

@@ -41,22 +41,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral": MISTRAL,
     "gemma3": GEMMA3,
 }
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-FOLDERS: dict[str, dict[str, Any]] = {
-    "mistral": {**MISTRAL, "sliding_window": 9},
-    "qwen2": {
-        **QWEN2,
-        "use_sliding_window": True,
-        "sliding_window": 10,
-        "max_window_layers": 1,
-    },
-    "llama-yarn": {"model_type": "llama", "rope_parameters": {"rope_theta": 1e4, **YARN}},
-    "llama-dynamic": {
-        "model_type": "llama",
-        "rope_parameters": {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 4.0},
-    },
-    "gemma3": {**GEMMA3, "query_pre_attn_scalar": 20, "head_dim": 16},
-}
 every_model = pytest.mark.parametrize("settings", MODELS.values(), ids=MODELS.keys())
 every_file = pytest.mark.parametrize("write", [write_folder, model_gguf], ids=["folder", "gguf"])
 
@@ -82,15 +66,6 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(
     """L-ROPE-THETA, L-TIED-EMBED"""
     model = make_model(settings)
     check_against_transformers(model, runner_for(write(model, tmp_path / "model")))
-
-
-@pytest.mark.parametrize("settings", FOLDERS.values(), ids=FOLDERS.keys())
-def test_what_only_folders_say_is_as_in_transformers_too(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
-    """Windows and scales that GGUF files have no key for, or that they fix by the architecture."""
-    model = make_model(settings)
-    check_against_transformers(model, runner_for(write_folder(model, tmp_path)))
 
 
 def check_against_transformers(model: PreTrainedModel, runner: ModelRunner) -> None:

@@ -178,6 +178,56 @@ def test_gguf_says_yarn_in_keys_of_its_own() -> None:
     assert own.rope == from_folder(rope_scaling={**YARN, **changes}).rope
 
 
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        ({"rope_type": "linear", "factor": 2.5}, 5120),
+        ({"rope_type": "dynamic", "factor": 4.0}, 2048),
+        ({"rope_type": "llama3", **LLAMA3}, 2048),
+        (YARN, 2048),
+        ({**YARN, "original_max_position_embeddings": 2048}, 8192),
+    ],
+)
+def test_the_longest_context_is_that_after_stretching(
+    scaling: dict[str, Any], longest: int
+) -> None:
+    """L-MODEL-MAX-LENGTH: a dynamic scaling would make keys depend on the length of the sequence
+    that computed them, so it is used up to the original length, where it does nothing.
+    """
+    assert from_folder(rope_scaling=scaling).max_positions == longest
+    assert from_folder(rope_parameters=scaling).max_positions == longest
+
+
+@pytest.mark.parametrize(
+    ("kind", "original", "longest"),
+    [("linear", None, 512), ("linear", 512, 2048), ("yarn", 512, 2048), ("yarn", 64, 512)],
+)
+def test_a_gguf_file_says_the_longest_context_or_the_original(
+    kind: str, original: int | None, longest: int
+) -> None:
+    config = from_gguf(
+        rope__scaling__type=kind,
+        rope__scaling__factor=4.0,
+        rope__scaling__original_context_length=original,
+    )
+    assert config.max_positions == longest
+
+
+def test_a_gguf_file_has_windows_in_all_layers_or_as_its_pattern_says() -> None:
+    def windows(pattern: object) -> tuple[int, ...]:
+        return from_gguf(
+            attention__sliding_window=9, attention__sliding_window_pattern=pattern
+        ).windows
+
+    assert from_gguf().windows == ()
+    assert windows(None) == (9, 9, 9)
+    assert windows(2) == (9, 0, 9)
+    assert windows([False, True, True]) == (0, 9, 9)
+    for pattern in ([True], ["yes"] * 3):
+        with pytest.raises(ModelFileError, match=r"attention\.sliding_window_pattern"):
+            windows(pattern)
+
+
 def test_a_position_turns_each_pair_by_its_own_angle() -> None:
     config = from_folder(rope_theta=100.0)
     tables = rotary_tables(config, max_positions=4, device=torch.device("cpu"))[0]
@@ -206,6 +256,10 @@ def test_a_position_turns_each_pair_by_its_own_angle() -> None:
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, "rope_scaling.original_max_position"),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is set"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is set"),
+        ({"original_max_position_embeddings": 64}, "original_max_position_embeddings is set"),
+        ({"rope_scaling": {**YARN, "beta": 1.0}}, "rope_scaling.beta is set, and what it asks for"),
+        ({"rope_parameters": {"full_attention": {}}}, "rope_parameters.full_attention is set, and"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
     ],
 )

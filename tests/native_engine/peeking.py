@@ -1,0 +1,36 @@
+"""All that tests read of the engine's insides, or do to them, behind its back."""
+
+from __future__ import annotations
+
+from native_engine.engine import Engine
+from native_engine.model_runner import ModelRunner
+from native_engine.sequence import Sequence
+
+
+def running(engine: Engine) -> list[Sequence]:
+    """Those that hold blocks, the one that gives them up last first."""
+    return list(engine._scheduler.running)
+
+
+def preempt(engine: Engine, sequence: Sequence) -> None:
+    """Between two steps, as the scheduler does when it runs out of blocks."""
+    engine._scheduler._preempt(sequence)
+
+
+def lost_blocks(engine: Engine) -> set[int]:
+    """Those that no sequence holds and nothing in the prefix cache names."""
+    blocks = engine._scheduler._block_manager
+    lost = set(range(blocks.num_blocks)).difference(blocks._blocks.values())
+    return lost.difference(*(sequence.block_table for sequence in running(engine)))
+
+
+def another_runner(runner: ModelRunner, *, num_blocks: int, block_size: int) -> ModelRunner:
+    """Over the same weights, with a KV cache of its own; the weights serve one at a time."""
+    return ModelRunner(
+        runner._model,
+        num_blocks=num_blocks,
+        block_size=block_size,
+        max_model_len=runner.max_model_len,
+        vocab_size=runner.vocab_size,
+        product=runner._product,
+    )

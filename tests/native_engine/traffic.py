@@ -1,0 +1,74 @@
+"""Random traffic, read off bytes.
+
+A property draws one byte string for a whole workload: as cheap as a draw of one small number, and
+bytes that shrink make traffic that shrinks. Where the bytes end there are zeros, and zero is the
+plainest choice.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+from native_engine.types import EngineRequest, LogitRules, SamplingParams
+
+T = TypeVar("T")
+
+VOCAB_SIZE = 20  # small: eos and stop ids do come up
+MAX_PROMPT = 14  # without its tail
+STEMS = tuple(
+    tuple(random.Random(seed).choices(range(VOCAB_SIZE), k=MAX_PROMPT)) for seed in range(8)
+)
+COUNTED = LogitRules(presence_penalty=1.0)  # so that a runner is shown the history
+
+Moment = tuple[str, int]  # what happens at a step, and to which of those it can happen to
+
+
+class Choices:
+    """Small decisions, one byte each."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._rest = iter(raw)
+
+    def below(self, limit: int) -> int:
+        """One of 0 .. limit - 1; at most 256 of them."""
+        return next(self._rest, 0) % limit
+
+    def of(self, options: Sequence[T]) -> T:
+        return options[self.below(len(options))]
+
+
+def requests_of(raw: bytes) -> list[EngineRequest]:
+    """One to 20 requests, still without ids; many begin alike."""
+    choices = Choices(raw)
+    return [_request(choices) for _ in range(1 + choices.below(20))]
+
+
+def _request(choices: Choices) -> EngineRequest:
+    stem = choices.of((*STEMS, *STEMS[:2], *STEMS[:2], *STEMS[:2]))
+    length = 1 + choices.below(len(stem))
+    tail = [choices.below(VOCAB_SIZE) for _ in range(choices.below(3))]
+    return EngineRequest(
+        request_id="",
+        prompt_token_ids=(*stem[:length], *tail),
+        sampling=SamplingParams(
+            max_tokens=1 + choices.below(32),
+            temperature=choices.of((0.0, 1.0)),
+            seed=choices.below(4),
+            eos_token_ids=choices.of(((), (), (), (0,), (0, 1))),
+            stop_token_ids=choices.of(((), (), (), (2,))),
+            ignore_eos=choices.of((False, True)),
+            rules=choices.of((None, None, None, COUNTED)),
+        ),
+        cache_salt=choices.of(("", "", "other")),
+    )
+
+
+def moments_of(raw: bytes, odds: Sequence[tuple[str, int]]) -> list[Moment]:
+    """One a byte. Of 256 bytes each event of `odds` takes so many, the highest first; the rest are
+    plain steps.
+    """
+    events = [event for event, count in odds for _ in range(count)]
+    kinds = [*["step"] * (256 - len(events)), *events]
+    return [(kinds[byte], byte) for byte in raw]
