@@ -107,9 +107,10 @@ class BlockManager:
     def match(self, sequence: Sequence) -> list[int]:
         """The blocks that hold the sequence's first tokens already. Takes none of them.
 
-        At least one known token is left over, for its logits.
+        At least one known token is left over, for its logits. Whoever still wants log-probabilities
+        of its prompt needs those of every token: for it there are none.
         """
-        if not self.prefix_caching:
+        if not self.prefix_caching or sequence.sampling.num_prompt_logprobs is not None:
             return []
         most = (len(sequence.token_ids) - 1) // self.block_size
         self._extend_hashes(sequence, most)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from native_engine.types import SamplingParams, TokenHistory
+from native_engine.types import PromptLogprob, SamplingParams, TokenHistory
 
 
 class SequenceStatus(enum.Enum):
@@ -39,10 +39,11 @@ class Sequence:
     num_cached_tokens: int | None = None  # found in the cache when it was first admitted
     was_held_back: bool = False  # for a step, to find in the cache what a neighbour computed in it
     queue_s: float | None = None  # set when its first step has been computed
-    history: TokenHistory | None = None  # a view of `token_ids`, if `sampling` has rules
+    history: TokenHistory | None = None  # a view of `token_ids`, if `sampling` looks back on it
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)  # those not handed out yet
 
     def __post_init__(self) -> None:
-        if self.sampling.rules is not None:
+        if self.sampling.rules is not None or self.sampling.num_prompt_logprobs is not None:
             self.history = TokenHistory(
                 token_ids=self.token_ids, num_prompt_tokens=self.num_prompt_tokens
             )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from native_engine.types import (
     EngineRequest,
     FinishReason,
+    PromptLogprob,
     SampledToken,
     SamplingParams,
     ScheduledSequence,
@@ -29,6 +30,18 @@ def next_token(context: Sequence[int], sampling: SamplingParams, vocab_size: int
     noise = (sampling.seed, len(context)) if sampling.temperature >= 1e-4 else ()
     digest = hashlib.blake2b(repr((tuple(context), noise)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % vocab_size
+
+
+def prompt_logprobs(prompt: Sequence[int]) -> tuple[PromptLogprob, ...]:
+    """Of all tokens but the first: a function of the tokens up to each."""
+    return tuple(_prompt_logprob(prompt[:stop]) for stop in range(2, len(prompt) + 1))
+
+
+def _prompt_logprob(context: Sequence[int]) -> PromptLogprob:
+    digest = hashlib.blake2b(repr(tuple(context)).encode(), digest_size=4).digest()
+    return PromptLogprob(
+        token_id=context[-1], logprob=-float(int.from_bytes(digest, "big")), rank=1
+    )
 
 
 def continuation(
@@ -68,6 +81,7 @@ class StubRunner:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.batches: list[StepBatch] = []
+        self.num_scored = 0  # prompt tokens whose log-probability was computed
         self.requests: dict[str, EngineRequest] = {}  # those whose prompt and salt are checked too
         self.on_execute: Callable[[StepBatch], None] = lambda batch: None
         self._kv: list[Slot | None] = [None] * (num_blocks * block_size)
@@ -106,10 +120,25 @@ class StubRunner:
 
     def _result(self, share: ScheduledSequence) -> SequenceResult:
         context = self._whole_context(share)
+        scores = self._prompt_logprobs(share, context)
         if not share.sample:
-            return SequenceResult()
+            return SequenceResult(prompt_logprobs=scores)
         token_id = next_token(context, share.sampling, self.vocab_size)
-        return SequenceResult((SampledToken(token_id=token_id),))
+        return SequenceResult((SampledToken(token_id=token_id),), scores)
+
+    def _prompt_logprobs(
+        self, share: ScheduledSequence, context: list[int]
+    ) -> tuple[PromptLogprob, ...]:
+        if share.sampling.num_prompt_logprobs is None:
+            return ()
+        assert share.history is not None
+        prompt = share.history.token_ids[: share.history.num_prompt_tokens]
+        behind = prompt[share.start + 1 : len(context) + 1]
+        self.num_scored += len(behind)
+        return tuple(
+            _prompt_logprob([*context[:stop], token_id])
+            for stop, token_id in enumerate(behind, share.start + 1)
+        )
 
     def _write(self, share: ScheduledSequence) -> None:
         context = self._context(share, share.start)
