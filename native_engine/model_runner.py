@@ -114,7 +114,7 @@ class ModelRunner:
         """See `Runner`.
 
         Raises:
-            NonFiniteLogits: the model computed NaN for a row that was asked for; nothing is sampled.
+            NonFiniteLogits: the model computed NaN for a row that counts; nothing is sampled.
         """
         if not batch.sequences:
             return []
