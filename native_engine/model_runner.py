@@ -27,6 +27,7 @@ from native_engine.machine import available_cores
 from native_engine.models.decoder import Decoder, StepInputs
 from native_engine.models.rotary import rotary_tables
 from native_engine.noise import uniform
+from native_engine.prompt_logprobs import SLICE_ROWS, score_prompts
 from native_engine.sampler import SamplingRow, sample
 from native_engine.types import ScheduledSequence, SequenceResult, StepBatch
 
@@ -114,13 +115,14 @@ class ModelRunner:
         """See `Runner`.
 
         Raises:
-            NonFiniteLogits: the model computed NaN for a row; nothing was sampled.
+            NonFiniteLogits: the model computed NaN for a row that counts; nothing is sampled.
         """
         if batch.copies:
             self._copy_blocks(batch.copies)
         if not batch.sequences:
             return []
         hidden = self._model.forward(self._inputs(batch), self._kv_cache, self._rotary)
+        prompt_logprobs = score_prompts(batch, lambda rows: self._logits(hidden, rows))
         last_rows: list[int] = []
         sampled: list[SamplingRow] = []
         num_rows = 0
@@ -131,21 +133,22 @@ class ModelRunner:
                 noise = uniform(sequence.sampling.seed, position)
                 last_rows.append(num_rows - 1)
                 sampled.append(SamplingRow(sequence.sampling, noise, sequence.history))
-        if not sampled:
-            return [SequenceResult()] * len(batch.sequences)
-        num_padding = self._product.padded(len(sampled)) - len(sampled)
-        rows = torch.tensor([*last_rows, *[0] * num_padding], device=hidden.device)
-        logits = self._model.logits(hidden[rows])
-        tokens = iter(sample(logits[: len(sampled), : self._vocab_size], sampled))
+        tokens = iter(sample(self._logits(hidden, last_rows), sampled) if sampled else ())
         return [
-            SequenceResult((next(tokens),)) if sequence.sample else SequenceResult()
-            for sequence in batch.sequences
+            SequenceResult((next(tokens),) if sequence.sample else (), scores)
+            for sequence, scores in zip(batch.sequences, prompt_logprobs, strict=True)
         ]
 
     def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         pairs = torch.tensor(copies, dtype=torch.int64, device=self._model.device)
         for key_cache, value_cache in self._kv_cache:
             copy_blocks(key_cache, value_cache, pairs)
+
+    def _logits(self, hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        """Of those rows of the hidden states, over the ids that may be sampled."""
+        num_padding = self._product.padded(len(rows)) - len(rows)
+        index = torch.tensor([*rows, *[0] * num_padding], device=hidden.device)
+        return self._model.logits(hidden[index])[: len(rows), : self._vocab_size]
 
     def _inputs(self, batch: StepBatch) -> StepInputs:
         token_ids: list[int] = []
@@ -247,7 +250,7 @@ def _product(config: EngineConfig, model: Decoder) -> InvariantProduct:
         return InvariantProduct(is_invariant=True)
     of_layer, head = model.matrices
     probed = [(matrix, config.max_num_batched_tokens) for matrix in of_layer]
-    probed.append((head, config.max_num_seqs))
+    probed.append((head, max(config.max_num_seqs, SLICE_ROWS)))
     return find_invariant_product(
         [(matrix, rows) for matrix, rows in probed if isinstance(matrix, torch.Tensor)]
     )
