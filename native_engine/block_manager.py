@@ -94,8 +94,12 @@ class BlockManager:
         """What is computed of the sequence's first tokens already. Takes no block.
 
         A parent that has computed all but the last of them is forked; else the blocks of earlier
-        sequences are looked for. At least one known token is left over, for its logits.
+        sequences are looked for. At least one known token is left over, for its logits. Whoever
+        still wants log-probabilities of its prompt needs those of every token: for it there is
+        nothing.
         """
+        if sequence.sampling.num_prompt_logprobs is not None:
+            return Prefix(num_tokens=0, blocks=[])
         parent = sequence.parent
         if (
             parent is not None
