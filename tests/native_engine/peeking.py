@@ -14,8 +14,13 @@ def running(engine: Engine) -> list[Sequence]:
 
 def in_line(engine: Engine) -> list[Sequence]:
     """Those that wait, but for the ones that stand aside to be forked."""
-    queue = engine._scheduler.waiting
-    return list(queue)[: len(queue) - len(queue.aside)]
+    lines = engine._scheduler.waiting._classes
+    return [
+        sequence
+        for priority in sorted(lines, reverse=True)
+        for queue in lines[priority].queues.values()
+        for sequence in queue
+    ]
 
 
 def heads(engine: Engine) -> dict[int, Sequence]:

@@ -245,7 +245,7 @@ class EngineMachine(RuleBasedStateMachine):
     def let_come(self, count: int) -> None:
         for _ in range(min(count, len(self.coming))):
             self.submit(self.coming.popleft())
-        self.check()
+        self.turns.look(self.clock.now_s)
 
     def submit(self, request: EngineRequest) -> None:
         """Promise 7, its second half: a refusal comes at once, and says which."""

@@ -49,6 +49,10 @@ class Turns:
         admitted = [s for s in now if s not in before]
         if not admitted:
             return
+        for victim in before:  # blocks of one that gave way to growth are not for newcomers
+            assert victim.status is not SequenceStatus.WAITING or any(
+                s.priority > victim.priority and s.rank < victim.rank for s in admitted
+            ), f"{victim} gave way to {admitted}"
         passings = self._passings(admitted, set(waiting))
         turns = Counter(s.priority for s in admitted)
         turns.subtract(passings)
