@@ -145,6 +145,11 @@ class EchoBackend:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         started_s = self._clock()
         deadline_s = started_s + request.timeout_s
+        if request.beams is not None:
+            raise BackendRejected(
+                f"the backend {self._name} (echo) cannot search with beams; remove use_beam_search",
+                param="use_beam_search",
+            )
         self._admit()
         prompt_tokens = sum(_count(prompt) for prompt in request.prompts)
         choices = self._choices(request)

@@ -18,9 +18,10 @@ from typing import Literal, TypeVar
 
 from backends.answer import Answer, PromptWriter
 from backends.base import BackendStatus, EncodedToken
+from backends.beam_answer import BeamAnswer
 from backends.client import EngineClient
 from backends.errors import BackendRejected, DeadlineExceeded, PromptTooLong
-from backends.messages import max_total_tokens
+from backends.messages import Output, max_total_tokens
 from backends.sampling import check_token_ids, engine_sampling
 from backends.text.choice import ChoiceDecoder
 from backends.text.logprobs import prompt_tokens
@@ -127,6 +128,12 @@ class LocalBackend:
         if left_s <= 0.0:
             raise DeadlineExceeded("the request's time was over before the engine could take it")
         sequences = self._sequences(replace(request, timeout_s=left_s), prompts, info)
+        if request.beams is not None:
+            search = BeamAnswer(request, sequences[:: request.n], self._tokenizer)
+            await search.search(self._run, lambda: deadline_s - self._clock())
+            for event in search.events():
+                yield event
+            return
         answer = Answer(
             request,
             self._decoders(request, sequences),
@@ -146,6 +153,14 @@ class LocalBackend:
                         yield event
         yield answer.finished(sum(len(ids) for ids in prompts))
 
+    async def _run(self, sequences: Sequence[engine.EngineRequest]) -> dict[str, Output]:
+        """The last output of each, by its id, once all have ended."""
+        outputs: dict[str, Output] = {}
+        async with aclosing(self._client.stream(sequences)) as batches:
+            async for batch in batches:
+                outputs.update((output.request_id, output) for output in batch)
+        return outputs
+
     def _sequences(
         self,
         request: GenerationRequest,
@@ -161,9 +176,10 @@ class LocalBackend:
         check_token_ids(request.sampling, info.vocab_size)
         _check_prompt_logprobs(request.sampling, prompts)
         most = info.max_num_seqs + info.max_waiting
-        if request.num_choices > most:
+        num_at_once = len(prompts) * (request.beams.width if request.beams else request.n)
+        if num_at_once > most:
             raise BackendRejected(
-                f"{request.num_choices} choices were asked for, and at most {most} fit; ask for "
+                f"{num_at_once} choices were asked for, and at most {most} fit; ask for "
                 "fewer, or send several requests",
                 param="n",
             )

@@ -123,6 +123,20 @@ class SamplingParams:
                 raise ValueError(message)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamParams:
+    """How many partial answers are kept, and how long ones compare with short ones."""
+
+    width: int
+    length_penalty: float = 1.0  # above 0 for longer answers, below for shorter ones
+
+    def __post_init__(self) -> None:
+        if self.width < 1:
+            raise ValueError("width must be at least 1")
+        if not math.isfinite(self.length_penalty):
+            raise ValueError("length_penalty must be finite")
+
+
 class FinishReason(enum.Enum):
     """Why a choice ended. Dialects spell it their own way."""
 
@@ -148,6 +162,7 @@ class GenerationRequest:
     n: int = 1
     stop: tuple[str, ...] = ()
     include_stop_str: bool = False
+    beams: BeamParams | None = None  # the choices are the best a search finds, nothing is drawn
     stream: bool = False
     tenant: str = ""  # whose it is; no other tenant may share or time what is cached for it
     weight: float = 1.0  # of the tenant's share of the engine, against others that wait as well
@@ -167,6 +182,8 @@ class GenerationRequest:
             raise ValueError("min_tokens must be at most max_tokens")
         if self.n < 1:
             raise ValueError("n must be at least 1")
+        if self.beams is not None and not (self.n <= self.beams.width and self.max_tokens):
+            raise ValueError("a beam search needs n of at most its width, and max_tokens")
         if "" in self.stop:
             raise ValueError("stop must not contain an empty string")
         if not 0.0 < self.weight < math.inf:

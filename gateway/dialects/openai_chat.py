@@ -51,6 +51,7 @@ from gateway.dialects.openai_fields import (
     MAX_TOP_LOGPROBS,
     UNBUILT,
     GenerationFields,
+    beams,
     check_min_tokens,
     check_prompt_logprobs,
 )
@@ -136,6 +137,7 @@ def _request(fields: ChatBody, stamp: Stamp, extra: Document) -> GenerationReque
         ),
         max_tokens=max_tokens,
         n=fields.n,
+        beams=beams(fields, fields.n),
         stop=tuple(fields.stop),
         include_stop_str=fields.include_stop_str_in_output,
         stream=fields.stream,

@@ -124,6 +124,10 @@ def _check_best_of(body: CompletionBody) -> None:
 
 
 def _check_echo(body: CompletionBody, *, is_text: bool) -> None:
+    if body.echo and body.use_beam_search:
+        raise InvalidRequest(
+            "`echo` cannot be combined with `use_beam_search`; remove one of them.", param="echo"
+        )
     if not body.max_tokens and not body.echo and body.prompt_logprobs is None:
         raise InvalidRequest(
             "max_tokens must be at least 1, got 0; 0 is for requests with `echo` or "

@@ -40,7 +40,7 @@ from gateway.dialects.openai_answer import (
 )
 from gateway.dialects.openai_completion_fields import COMPLETIONS_UNBUILT, CompletionBody, check
 from gateway.dialects.openai_errors import openai_error_event, openai_error_reply
-from gateway.dialects.openai_fields import IGNORED
+from gateway.dialects.openai_fields import IGNORED, beams
 from gateway.dialects.openai_logprobs import LogprobLists, prompt_logprobs_list
 from gateway.errors import GatewayError
 
@@ -56,6 +56,8 @@ class OpenAICompletions:
         fields = validate(CompletionBody, document)
         prompts = fields.prompts()
         check(fields, prompts, document)
+        found = beams(fields, fields.num_made)
+        num_drawn = fields.n if found else fields.num_made
         return CompletionExchange(
             request=GenerationRequest(
                 request_id=stamp.request_id,
@@ -63,12 +65,13 @@ class OpenAICompletions:
                 prompts=prompts,
                 sampling=fields.sampling(
                     drawn_seed=stamp.seed,
-                    logprobs=fields.logprobs is not None or fields.num_made > fields.n,
+                    logprobs=fields.logprobs is not None or num_drawn > fields.n,
                     top_logprobs=fields.logprobs or 0,
                     prompt_logprobs=fields.num_prompt_logprobs,
                 ),
                 max_tokens=min(fields.max_tokens, UNLIMITED_TOKENS),
-                n=fields.num_made,
+                n=num_drawn,
+                beams=found,
                 stop=tuple(fields.stop),
                 include_stop_str=fields.include_stop_str_in_output,
                 stream=fields.stream,

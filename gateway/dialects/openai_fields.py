@@ -13,7 +13,7 @@ from typing import Annotated, cast
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from backends.types import SamplingParams
+from backends.types import BeamParams, SamplingParams
 from gateway.dialects.fields import Body, Unbuilt
 from gateway.errors import InvalidRequest
 
@@ -52,8 +52,7 @@ UNBUILT: Unbuilt = {
     "audio": (),
     "web_search_options": (),
     # vLLM's
-    "length_penalty": (1,),
-    "use_beam_search": (False,),
+    "early_stopping": (False,),
     "logprob_token_ids": ([],),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -148,6 +147,8 @@ class GenerationFields(Body):
     include_stop_str_in_output: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    use_beam_search: bool = False
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] = 1.0
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
@@ -202,6 +203,40 @@ def check_prompt_logprobs(fields: GenerationFields) -> None:
         raise InvalidRequest(
             "`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs"
         )
+
+
+def beams(fields: GenerationFields, width: int) -> BeamParams | None:
+    """What is asked for, if beams are.
+
+    Raises:
+        InvalidRequest: it is asked for together with what only means something for drawn tokens or
+            for streams, or the other way round.
+    """
+    if not fields.use_beam_search:
+        if fields.length_penalty != 1.0:
+            raise InvalidRequest(
+                "length_penalty is for requests with `use_beam_search`; add that, or remove it.",
+                param="length_penalty",
+            )
+        return None
+    for name in _NOT_WITH_BEAMS:
+        if name in fields.model_fields_set and getattr(fields, name) not in _NEUTRAL.get(
+            name, (type(fields).model_fields[name].get_default(call_default_factory=True),)
+        ):
+            raise InvalidRequest(
+                f"{name} cannot be combined with `use_beam_search`: nothing is drawn, and the best "
+                "answers are known at the end only. Remove one of them.",
+                param=name,
+            )
+    return BeamParams(width=width, length_penalty=fields.length_penalty)
+
+
+_NEUTRAL: dict[str, tuple[object, ...]] = {"temperature": (0, 1), "top_k": (0, -1)}
+_NOT_WITH_BEAMS = (
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty",
+    "frequency_penalty", "presence_penalty", "logit_bias", "allowed_token_ids", "bad_words", "stop",
+    "prompt_logprobs", "stream",
+)  # fmt: skip
 
 
 def check_fan_out(num_prompts: int, num_each: int, *, param: str) -> None:
