@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from backends.errors import (
 )
 from backends.types import (
     UNLIMITED_TOKENS,
+    BeamParams,
     ChatPrompt,
     Event,
     Finished,
@@ -281,3 +283,9 @@ def test_refuses_options_that_make_no_sense() -> None:
         EchoOptions(token_delay_s=-1.0)
     with pytest.raises(ValueError, match="tokens_per_step must be at least 1"):
         EchoOptions(tokens_per_step=0)
+
+
+async def test_refuses_beams_by_its_name() -> None:
+    with pytest.raises(BackendRejected, match="backend echo") as refusal:
+        await run(EchoBackend("echo"), replace(request(), beams=BeamParams(width=2)))
+    assert refusal.value.param == "use_beam_search"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 
 import openai
 import pytest
@@ -97,6 +98,35 @@ def test_scores_a_prompt_as_it_scored_the_answer(client: OpenAI) -> None:
     assert drawn.logprobs.token_logprobs is not None
     assert drawn.logprobs.token_logprobs[0] is None
     assert all(one < 0 for one in drawn.logprobs.token_logprobs[1:])
+
+
+def test_searches_with_beams(client: OpenAI) -> None:
+    """The best first, and none twice; one beam is the greedy answer."""
+    prompt = "The capital of France is"
+    beams = {"use_beam_search": True}
+    found = client.completions.create(
+        model="smollm2", prompt=prompt, max_tokens=8, n=3, best_of=4, logprobs=0, extra_body=beams
+    )
+    texts = [choice.text for choice in found.choices]
+    assert len(set(texts)) == 3
+    assert all("Paris" in text for text in texts[:1])
+    means = [
+        fmean(choice.logprobs.token_logprobs or [])
+        for choice in found.choices
+        if choice.logprobs is not None
+    ]
+    assert means == sorted(means, reverse=True)
+    lone = client.completions.create(model="smollm2", prompt=prompt, max_tokens=8, extra_body=beams)
+    greedy = client.completions.create(model="smollm2", prompt=prompt, max_tokens=8, temperature=0)
+    assert lone.choices[0].text == greedy.choices[0].text
+
+
+def test_refuses_to_stream_beams(client: OpenAI) -> None:
+    """G-BEST-OF: before anything is sent."""
+    with pytest.raises(openai.BadRequestError, match="stream cannot be combined"):
+        client.completions.create(
+            model="smollm2", prompt="a", stream=True, extra_body={"use_beam_search": True}
+        )
 
 
 def test_the_same_seed_draws_the_same_text(client: OpenAI) -> None:

@@ -158,7 +158,7 @@ def test_logprobs_is_a_number_of_alternatives(
         {"n": 2, "best_of": 1},
         {"prompt": ["a", "b"], "best_of": 65},
         {"min_tokens": 17},
-        {"use_beam_search": True},
+        {"length_penalty": 0.5},
         {"max_tokens": 0},
         {"max_tokens": -1},
         {"temperature": 2.1},
