@@ -16,6 +16,11 @@ MIN_CHUNK = 16
 one block of the KV cache. With an inter-token latency of 0.25 s kept, short prompts get their first
 token after 0.22 s, against 0.49 s for 32 tokens, which leave no room for two prompts in a step."""
 
+MAX_BEGUN = 4
+"""Prompts that are computed side by side at most, if a step cannot finish all. The blocks of each
+are taken already and partly empty: of 16 tokens, at 204 a sequence, 5.0% of the slots with no such
+limit, 4.2% with 6, 3.9% with 4, 3.7% with 3, which lets two long ones hold up all short ones."""
+
 
 def split_budget(wants: Sequence[tuple[int, int]], budget: int) -> list[int]:
     """Tokens for each prefill, given `(priority, tokens left)` of each, the first in order first.
@@ -37,6 +42,7 @@ def split_budget(wants: Sequence[tuple[int, int]], budget: int) -> list[int]:
 def takes_another(wants: Sequence[int], budget: int) -> bool:
     """Whether one more prefill can be begun beside those that want so many tokens.
 
-    If tokens are left over, or if there is a `MIN_CHUNK` for each.
+    If tokens are left over, or if they are few and there is a `MIN_CHUNK` for each.
     """
-    return sum(wants) < budget or (len(wants) + 1) * MIN_CHUNK <= budget
+    count = len(wants) + 1
+    return sum(wants) < budget or (count <= MAX_BEGUN and count * MIN_CHUNK <= budget)
