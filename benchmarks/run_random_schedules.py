@@ -42,7 +42,8 @@ def main() -> None:
         print(
             f"{model}: {tally.schedules} schedules in {time.perf_counter() - started_s:.0f} s: "
             f"{tally.requests} requests, {tally.steps} steps, {tally.tokens} tokens generated and "
-            f"{tally.cached_tokens} found in the cache, {tally.preemptions} preemptions, "
+            f"{tally.cached_tokens} found in the cache, {tally.accepted_tokens} of "
+            f"{tally.draft_tokens} guesses right, {tally.preemptions} preemptions, "
             f"{tally.forced_preemptions} of them forced, {tally.aborts} aborts; "
             f"{len(tally.mismatches)} mismatches",
             *tally.mismatches,

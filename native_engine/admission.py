@@ -57,6 +57,11 @@ class Admission:
             return most
         return min(most, self._output_lengths.expect(sequence.tenant, sequence.num_outputs))
 
+    def expected_growth(self, sequence: Sequence) -> int:
+        """Blocks that a running one is likely to take until it ends."""
+        num_tokens = len(sequence.token_ids) + self.expected_outputs(sequence)
+        return max(0, self._block_manager.blocks_for(num_tokens) - len(sequence.block_table))
+
 
 def peak_tokens(loads: Iterable[tuple[int, int]]) -> int:
     """The most that is used at any time, for `(used, remaining)` tokens of each sequence.

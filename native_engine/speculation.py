@@ -81,28 +81,13 @@ class Speculation:
         """At most so many drafts, with the blocks for them. The last token is never a draft: what
         comes after all of them must still fit.
         """
-        block_manager = self._block_manager
-        num_known = len(sequence.token_ids)
-        num_blocks = len(sequence.block_table) + self._num_spare_blocks()
-        most = min(
-            most,
-            self._max_draft_tokens,
-            sequence.max_num_tokens - num_known - 1,
-            num_blocks * block_manager.block_size - num_known,
-        )
         if sequence.drafter is None:
             sequence.drafter = Drafter(sequence.token_ids)
+        num_known, table = len(sequence.token_ids), sequence.block_table
+        most = min(most, self._max_draft_tokens, sequence.max_num_tokens - num_known - 1)
         guess = sequence.drafter.guess(most)
-        missing = block_manager.blocks_for(num_known + len(guess)) - len(sequence.block_table)
-        block_manager.allocate(sequence, max(0, missing))
-        return guess
-
-    def _num_spare_blocks(self) -> int:
-        """Blocks that nobody misses: nothing is cached in them, nobody waits for them, and each
-        that runs finds another one to grow into, so that no draft costs anyone its place.
-        """
-        if len(self._scheduler.waiting):
-            return 0
-        block_manager = self._block_manager
-        reserved = len(self._scheduler.running)
-        return max(0, min(block_manager.num_clean_blocks, block_manager.num_free_blocks - reserved))
+        missing = self._block_manager.blocks_for(num_known + len(guess)) - len(table)
+        if missing > 0:
+            spare = self._scheduler.num_spare_blocks(sequence)
+            self._block_manager.allocate(sequence, min(missing, spare))
+        return guess[: len(table) * self._block_manager.block_size - num_known]

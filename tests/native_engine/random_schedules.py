@@ -1,10 +1,11 @@
 """Random schedules on a tiny real model: every answer is, bit for bit, what it is alone.
 
-A schedule is a pool, a budget, a block size, a cache or none, and requests that come at random
-steps, are aborted between or inside steps, and are preempted by want of blocks or by force. What a
-request yields alone is computed once, whole prompt at once, without a cache, in blocks of 16; so
-batch mates, arrival order, budget, chunks, block size, cache, salts and preemptions must all leave
-no trace in its tokens, its log-probabilities and its end. All is a function of the seed.
+A schedule is a pool, a budget, a block size, a cache or none, speculation or none, and requests
+that come at random steps, are aborted between or inside steps, and are preempted by want of blocks
+or by force. What a request yields alone is computed once, whole prompt at once, without a cache or
+speculation, in blocks of 16; so batch mates, arrival order, budget, chunks, block size, cache,
+salts, preemptions, and drafts right and wrong must all leave no trace in its tokens, its
+log-probabilities and its end. All is a function of the seed.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ MODELS: dict[str, dict[str, Any]] = {
 MAX_PROMPT, MAX_OUTPUT = 36, 40
 NUM_REQUESTS = 200  # different ones; schedules mix and repeat them
 
+FEW = (9, 10, 11)  # an answer of so few ids repeats itself, so that drafts are made
+
 Answer = tuple[list[SampledToken], FinishReason]
 
 
@@ -60,6 +63,8 @@ class Tally:
     requests: int = 0
     steps: int = 0
     tokens: int = 0
+    draft_tokens: int = 0  # guessed ahead and verified
+    accepted_tokens: int = 0  # among them
     cached_tokens: int = 0
     preemptions: int = 0
     forced_preemptions: int = 0  # among them
@@ -148,6 +153,7 @@ class RandomSchedules:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + choose.randrange(48),
             prefix_caching=choose.random() < 0.75,
+            speculation=choose.choice(["off", "prompt_lookup"]),
         )
         return Engine(interruptible, config, clock=lambda: 0.0), interruptible
 
@@ -219,6 +225,8 @@ class _Run:
         assert not engine.has_work
         assert stats.num_free_blocks == stats.num_blocks, f"{self._name} lost blocks"
         tally.steps += step
+        tally.draft_tokens += stats.num_draft_tokens
+        tally.accepted_tokens += stats.num_accepted_tokens
         tally.cached_tokens += stats.prefix_cache_hits
         tally.preemptions += stats.num_preemptions
 
@@ -296,7 +304,7 @@ def _random_request(
 
 def _random_rules(choose: random.Random) -> LogitRules:
     return LogitRules(
-        allowed_token_ids=choose.choice([(), (), (), tuple(range(0, VOCAB_SIZE, 3))]),
+        allowed_token_ids=choose.choice([(), (), tuple(range(0, VOCAB_SIZE, 3)), FEW]),
         bad_words=choose.choice([(), (), ((5,), (7, 9), (9, 7))]),
         min_tokens=choose.choice([0, 0, 4]),
         logit_bias=choose.choice([(), (), ((1, 2.0), (11, -3.0))]),

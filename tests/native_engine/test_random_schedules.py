@@ -26,6 +26,7 @@ def test_every_answer_of_a_random_schedule_is_what_it_is_alone(tmp_path: Path, m
     assert tally.mismatches == []
     assert min(tally.aborts, tally.forced_preemptions, tally.cached_tokens) > 0
     assert tally.preemptions > tally.forced_preemptions
+    assert 0 < tally.accepted_tokens < tally.draft_tokens
 
 
 class Lab:

@@ -35,6 +35,7 @@ class World:
     spare_budget: int
     max_bypass: int
     prefix_caching: bool
+    speculates: bool
     seed: int
 
 
@@ -46,6 +47,7 @@ WORLDS = st.builds(
     spare_budget=st.integers(0, 40),
     max_bypass=st.integers(0, 3),
     prefix_caching=st.booleans(),
+    speculates=st.booleans(),
     seed=st.integers(0, 2**32),
 )
 
@@ -78,6 +80,7 @@ def build(world: World, clock: Clock) -> tuple[StubRunner, Engine]:
         max_waiting=100,
         max_bypass=world.max_bypass,
         prefix_caching=world.prefix_caching,
+        speculation="prompt_lookup" if world.speculates else "off",
         clock=clock,
         aging_s=5.0,
     )

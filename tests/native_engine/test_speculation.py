@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from native_engine.engine import Engine
 from native_engine.noise import uniform
 from native_engine.speculation import MAX_ROWS
+from native_engine.step_cost import DECAY
 from native_engine.types import (
     EngineRequest,
     FinishReason,
@@ -19,7 +21,15 @@ from native_engine.types import (
     SequenceResult,
     StepBatch,
 )
-from tests.native_engine.harness import Transcript, drain, expected, make_engine, make_request
+from tests.native_engine.harness import (
+    Clock,
+    Transcript,
+    drain,
+    expected,
+    make_engine,
+    make_request,
+)
+from tests.native_engine.peeking import running
 from tests.native_engine.stub_runner import Slot, StubRunner
 
 PERIOD = (1, 2, 3, 4)
@@ -67,7 +77,13 @@ def random_request(choose: random.Random, request_id: str, vocab_size: int) -> E
         ignore_eos=choose.random() < 0.5,
         rules=choose.choice([None, LogitRules(presence_penalty=1.0)]),
         cache_salt=choose.choice(["", "", "other"]),
+        tenant=choose.choice("ab"),
     )
+
+
+def takes_blocks_for_drafts(share: ScheduledSequence, block_size: int) -> bool:
+    stop = share.start + len(share.token_ids)
+    return -(-stop // block_size) > -(-(stop - share.num_drafts) // block_size)
 
 
 def poison_free_blocks(engine: Engine, runner: StubRunner) -> None:
@@ -79,7 +95,8 @@ def poison_free_blocks(engine: Engine, runner: StubRunner) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_random_schedules_yield_what_each_request_yields_alone(seed: int) -> None:
     """With few kinds of token about half of the guesses fail; blocks are short, requests come and
-    go in the middle of steps, and what a rejected draft left in a freed block is wiped.
+    go in the middle of steps, choices are forked, and what a rejected draft left in a freed block
+    is wiped. Nobody is preempted in the step after one whose drafts took blocks.
     """
     choose = random.Random(seed)
     vocab_size = choose.choice([2, 3])
@@ -95,27 +112,42 @@ def test_random_schedules_yield_what_each_request_yields_alone(seed: int) -> Non
         runner,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=budget,
-        max_waiting=100,
+        max_waiting=200,
         prefix_caching=choose.random() < 0.7,
         speculation="prompt_lookup",
     )
     longest = min(runner.max_model_len, runner.num_blocks * runner.block_size)
-    transcript, live = Transcript(), dict[str, EngineRequest]()
+    transcript, live, took_blocks = Transcript(), dict[str, EngineRequest](), False
     for index in range(200):
         if choose.random() < 0.3:
             request = random_request(choose, str(index), vocab_size)
             if len(request.prompt_token_ids) < longest:
-                engine.add(request)
-                live[request.request_id] = runner.requests[request.request_id] = request
+                for number in range(choose.choice([1, 1, 3])):
+                    choice = replace(
+                        request,
+                        request_id=f"{index}/{number}",
+                        fork_of=f"{index}/0" if number else None,
+                    )
+                    engine.add(choice)
+                    live[choice.request_id] = runner.requests[choice.request_id] = choice
         if live and choose.random() < 0.05:
             aborted = choose.choice(list(live))
             del live[aborted]
             runner.on_execute = lambda batch, aborted=aborted: engine.abort(aborted)  # type: ignore[misc]
         poison_free_blocks(engine, runner)
+        num_preemptions = engine.stats().num_preemptions
         transcript.record(engine.step())
+        assert not took_blocks or engine.stats().num_preemptions == num_preemptions
+        took_blocks = bool(runner.batches) and any(
+            takes_blocks_for_drafts(share, runner.block_size)
+            for share in runner.batches[-1].sequences
+        )
         runner.on_execute = lambda batch: None
         engine.check_invariants()
-    drain(engine, transcript)
+        for sequence in running(engine):
+            num_tokens = len(sequence.block_table) * runner.block_size
+            assert num_tokens < len(sequence.token_ids) + runner.block_size
+    drain(engine, transcript, limit=10_000)
     assert all(
         transcript.of(request_id) == expected(live[request_id], runner) for request_id in live
     )
@@ -150,8 +182,11 @@ def test_a_repeating_answer_takes_fewer_steps_and_stays_the_same(block_size: int
 @pytest.mark.parametrize("max_tokens", range(1, 12))
 def test_max_tokens_ends_an_answer_among_accepted_drafts(max_tokens: int) -> None:
     request = repeating(max_tokens=max_tokens)
-    (tokens, reason), _ = outputs_and_steps(request, speculates=True, runner=RepeatingRunner())
+    runner = RepeatingRunner()
+    (tokens, reason), _ = outputs_and_steps(request, speculates=True, runner=runner)
     assert (len(tokens), reason) == (max_tokens, FinishReason.LENGTH)
+    shares = [share for batch in runner.batches for share in batch.sequences]
+    assert max(share.start + len(share.token_ids) for share in shares) == 8 + max_tokens - 1
 
 
 @pytest.mark.parametrize("ends_at", range(1, 20))
@@ -229,21 +264,132 @@ def test_drafts_take_free_blocks_only_and_give_them_back() -> None:
     assert len(transcript.tokens["a"]) == 12
 
 
-def test_as_many_preemptions_with_drafts_as_without() -> None:
-    preemptions = []
-    for speculation in ("off", "prompt_lookup"):
-        engine = make_engine(
-            StubRunner(num_blocks=9, block_size=4, vocab_size=2),
-            speculation=speculation,
-        )
-        for index in range(3):
-            engine.add(make_request(str(index), prompt=(0, 1) * 4, max_tokens=12))
+def test_drafts_take_no_block_while_somebody_waits() -> None:
+    """Not even for a step: whoever waits is to find what plain decoding would leave."""
+    runner = RepeatingRunner(block_size=4)
+    engine = make_engine(runner, max_num_seqs=1, speculation="prompt_lookup")
+    engine.add(repeating("runs"))
+    engine.add(repeating("waits", max_tokens=1))
+    while engine.stats().num_waiting:
+        engine.step()
+    shares = [share for batch in runner.batches for share in batch.sequences]
+    assert sum(share.num_drafts for share in shares) > 5
+    assert not any(takes_blocks_for_drafts(share, 4) for share in shares)
+
+
+def test_nothing_cached_is_forgotten_for_a_draft() -> None:
+    """A pool that an earlier answer has filled: all blocks that are free have names."""
+    runner = RepeatingRunner(num_blocks=12, block_size=4)
+    engine = make_engine(runner, max_num_batched_tokens=64, speculation="prompt_lookup")
+    engine.add(make_request("cached", prompt=tuple(range(5, 46)), max_tokens=5))
+    drain(engine)
+    num_before = len(runner.batches)
+    engine.add(repeating())
+    drain(engine)
+    shares = [share for batch in runner.batches[num_before:] for share in batch.sequences]
+    assert sum(share.num_drafts for share in shares) > 5
+    assert not any(takes_blocks_for_drafts(share, 4) for share in shares)
+
+
+@pytest.mark.parametrize("num_blocks", range(27, 34))
+def test_who_runs_ahead_leaves_the_others_the_blocks_to_reach_their_ends(num_blocks: int) -> None:
+    """One repeats itself for 108 tokens, 27 blocks; one that does not needs 7 by its own end, when
+    the first would have as many without drafts.
+    """
+
+    class Unequal(RepeatingRunner):
+        holds_until = 200
+
+        def _result(self, share: ScheduledSequence, context: list[Slot]) -> SequenceResult:
+            if share.request_id == "repeats":
+                return super()._result(share, context)
+            return StubRunner._result(self, share, context)
+
+    runner = Unequal(num_blocks=num_blocks, block_size=4)
+    engine = make_engine(runner, speculation="prompt_lookup")
+    engine.add(repeating("repeats", max_tokens=100))
+    engine.add(repeating("does not", max_tokens=20))
+    drain(engine)
+    assert engine.stats().num_preemptions == 0
+    assert engine.stats().num_accepted_tokens > 20
+
+
+def test_those_who_are_answered_guess_in_equal_shares() -> None:
+    runner = RepeatingRunner(num_blocks=200, max_model_len=100)
+    runner.holds_until = 90
+    engine = make_engine(runner, max_num_batched_tokens=64, speculation="prompt_lookup")
+    for name in "abc":
+        engine.add(repeating(name, max_tokens=60))
+    drain(engine)
+    crowded = [
+        [share.num_drafts for share in batch.sequences]
+        for batch in runner.batches
+        if batch.num_tokens == MAX_ROWS and len(batch.sequences) == 3
+    ]
+    assert [2, 2, 1] in crowded
+    assert all(max(drafts) <= 2 for drafts in crowded)
+
+
+def test_a_tenant_pays_for_what_it_gets_and_not_for_guesses() -> None:
+    """8 tokens of a prompt, and 2 for each token of the answer, after every step."""
+    runner = RepeatingRunner()
+    runner.holds_until = 25
+    engine = make_engine(runner, speculation="prompt_lookup")
+    engine.add(repeating(max_tokens=60))
+    engine.step()
+    (sequence,) = running(engine)
+    while engine.has_work:
+        assert sequence.account.counter == 8 + 2 * sequence.num_outputs
+        engine.step()
+    assert 0 < engine.stats().num_accepted_tokens < engine.stats().num_draft_tokens
+
+
+def test_the_pace_of_steps_counts_what_they_brought_on() -> None:
+    """Of 8 tokens of a prompt and 30 of an answer at a second each step, whatever was guessed; and
+    drafts are no tokens of prompts.
+    """
+    for holds_until in (10, 20, 100):
+        clock, runner = Clock(), RepeatingRunner()
+        runner.holds_until = holds_until
+        runner.on_execute = lambda batch, clock=clock: setattr(clock, "now_s", clock.now_s + 1)  # type: ignore[misc]
+        engine = make_engine(runner, speculation="prompt_lookup", clock=clock)
+        engine.add(repeating())
+        tokens = seconds = 0.0
         while engine.has_work:
-            engine.step()
-            for sequence in engine._scheduler.running:
-                assert len(sequence.block_table) <= -(-len(sequence.token_ids) // 4)
-        preemptions.append(engine.stats().num_preemptions)
-    assert preemptions[1] <= preemptions[0]
+            num_outputs = len(engine.step())
+            tokens = tokens * DECAY + (num_outputs if seconds else 8)
+            seconds = seconds * DECAY + 1
+        cost = engine._scheduler.step_cost
+        assert cost.tokens_per_s == pytest.approx(tokens / seconds)
+        assert list(cost._prefills) == [(0, 8, 1.0)]
+        assert engine.stats().num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("holds_until", [12, 15, 18, 40])
+def test_a_choice_may_be_forked_behind_any_step_of_drafts(holds_until: int) -> None:
+    """What rejected ones left in the parent's last block is none of the child's affair."""
+
+    def new_runner() -> RepeatingRunner:
+        runner = RepeatingRunner(block_size=16)
+        runner.holds_until = holds_until
+        return runner
+
+    parent = repeating("parent", temperature=1.0, seed=3)
+    child = repeating("child", temperature=1.0, seed=4)
+    alone = {
+        request.request_id: outputs_and_steps(request, speculates=False, runner=new_runner())[0]
+        for request in (parent, child)
+    }
+    for num_steps in range(1, 6):
+        engine, transcript = make_engine(new_runner(), speculation="prompt_lookup"), Transcript()
+        engine.add(parent)
+        for _ in range(num_steps):
+            transcript.record(engine.step())
+        engine.add(replace(child, fork_of="parent"))
+        drain(engine, transcript)
+        assert {name: transcript.of(name) for name in alone} == alone
+        assert engine.stats().num_draft_tokens > 0
+        assert engine.stats().prompt_tokens_total == 8
 
 
 def test_a_crowded_step_has_no_drafts() -> None:
