@@ -4,8 +4,9 @@ The event contract of `generate`: zero or more `Token`, the last of each choice 
 reason, then exactly one `Finished`; or a `BackendError` is raised and nothing follows. When
 `timeout_s` is over, choices that have not ended do so without another token; if there has been none
 at all, `DeadlineExceeded` is raised. Tokens of one choice come in generation order; choices may
-interleave. Nothing is yielded before the backend
-has accepted the request. **Closing the generator is the abort** and reaches the engine in under 100
+interleave. If asked for, one `PromptLogprobs` of each prompt comes before the tokens of its
+choices. Nothing is yielded before the backend has accepted the request. **Closing the generator is
+the abort** and reaches the engine in under 100
 ms; whoever iterates it therefore owns it with `contextlib.aclosing`.
 
 Knows nothing of HTTP, tenants or policies.

@@ -3,8 +3,9 @@
 The answer is the last message's (or the prompt's) own text, a token at a time. Its tokenizer splits
 before white space: "to be  or" is "to", " be", "  or"; a token id is the CRC-32 of the piece, and
 the end of the answer is the empty piece, a special token of id 0 that counts like any other. Chat
-messages count without a template. Delays and faults are options; logprobs are all 0. Of the
-sampling params it heeds those that end an answer; with `min_tokens` it says a short one again.
+messages count without a template. Delays and faults are options; logprobs are all 0: it is sure of
+what it says and of what it was told. Of the sampling params it heeds those that end an answer; with
+`min_tokens` it says a short one again.
 
 It needs no model, no process and none of the optional dependencies.
 """
@@ -39,6 +40,8 @@ from backends.types import (
     FinishReason,
     GenerationRequest,
     Prompt,
+    PromptLogprobs,
+    PromptToken,
     TextPrompt,
     Token,
     TokenLogprob,
@@ -153,6 +156,9 @@ class EchoBackend:
             queue_s = self._clock() - started_s
             if self._clock() >= deadline_s:
                 raise DeadlineExceeded("the request's time was over before its first token")
+            for number, prompt in enumerate(request.prompts):
+                if request.sampling.prompt_logprobs is not None:
+                    yield _prompt_logprobs(number, prompt, request.sampling.prompt_logprobs)
             for token in _interleave(choices, self._options.tokens_per_step):
                 if token is None:
                     await self._pause(self._options.token_delay_s, num_tokens, deadline_s)
@@ -238,8 +244,8 @@ class _Choice:
         max_tokens: int,
         matcher: StopMatcher,
     ) -> None:
-        self.reason: FinishReason = FinishReason.DEADLINE
-        self.is_done = False
+        self.reason: FinishReason = FinishReason.DEADLINE if max_tokens else FinishReason.LENGTH
+        self.is_done = not max_tokens
         self._index = index
         self._sampling = request.sampling
         self._matcher = matcher
@@ -262,7 +268,7 @@ class _Choice:
         if reason is not None:
             self.is_done, self.reason = True, reason
             text += self._matcher.finish()
-        entry = TokenLogprob(token_id=_token_id(piece), text=piece, raw=piece.encode(), logprob=0.0)
+        entry = _entry(piece)
         sampling = self._sampling
         return Token(
             index=self._index,
@@ -321,13 +327,42 @@ def _kept_text(prompt: Prompt) -> str:
 
 
 def _count(prompt: Prompt) -> int:
-    if isinstance(prompt, ChatPrompt):
-        num_tokens = sum(len(split(message.content)) for message in prompt.messages)
-    else:
-        num_tokens = len(split(_kept_text(prompt)))
+    num_tokens = len(_prompt_pieces(prompt))
     if not num_tokens:
         raise BackendRejected("the prompt is empty; send some text", param="prompt")
     return num_tokens
+
+
+def _prompt_pieces(prompt: Prompt) -> list[str]:
+    if isinstance(prompt, ChatPrompt):
+        return [piece for message in prompt.messages for piece in split(message.content)]
+    return split(_kept_text(prompt))
+
+
+def _prompt_logprobs(number: int, prompt: Prompt, top_logprobs: int) -> PromptLogprobs:
+    tokens: list[PromptToken] = []
+    start = 0
+    for piece in _prompt_pieces(prompt):
+        entry = _entry(piece)
+        is_first = not tokens
+        tokens.append(
+            PromptToken(
+                token_id=entry.token_id,
+                text=piece,
+                raw=entry.raw,
+                start=start,
+                logprob=None if is_first else entry.logprob,
+                rank=None if is_first else 1,
+                top_logprobs=(entry,) if top_logprobs and not is_first else (),
+            )
+        )
+        start += len(piece)
+    return PromptLogprobs(prompt=number, tokens=tuple(tokens))
+
+
+def _entry(piece: str) -> TokenLogprob:
+    raw = piece.encode("utf-8", "replace")
+    return TokenLogprob(token_id=_token_id(piece), text=piece, raw=raw, logprob=0.0)
 
 
 def _token_id(piece: str) -> int:

@@ -16,12 +16,14 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Literal, TypeVar
 
+from backends.answer import Answer, PromptWriter
 from backends.base import BackendStatus, EncodedToken
 from backends.client import EngineClient
 from backends.errors import BackendRejected, DeadlineExceeded, PromptTooLong
 from backends.messages import max_total_tokens
 from backends.sampling import check_token_ids, engine_sampling
 from backends.text.choice import ChoiceDecoder
+from backends.text.logprobs import prompt_tokens
 from backends.text.prompt_encoder import PromptEncoder
 from backends.text.stop import StopStrings
 from backends.text.tokenizer import Tokenizer
@@ -29,13 +31,11 @@ from backends.types import (
     UNLIMITED_TOKENS,
     ChatPrompt,
     Event,
-    Finished,
-    FinishReason,
     GenerationRequest,
     Prompt,
+    SamplingParams,
     TextPrompt,
     TokenPrompt,
-    Usage,
     child_seed,
 )
 from native_engine import types as engine
@@ -45,6 +45,13 @@ Sharing = Literal["tenant", "shared"]
 
 LONG_PROMPT_CHARS = 4096
 """Encoding more than this takes about 1 ms, a thread 0.1 ms."""
+
+LONG_PROMPT_LOGPROBS = 500
+"""More prompt tokens than this are told of in a thread: 2 ms of work, 50 with 20 alternatives."""
+
+MAX_PROMPT_LOGPROBS = 200_000
+"""Of one request, those of alternatives included: 26 MB here, a frame of 3 MB, and with it up to
+0.5 s in which no other stream goes on."""
 
 Result = TypeVar("Result")
 
@@ -120,43 +127,24 @@ class LocalBackend:
         if left_s <= 0.0:
             raise DeadlineExceeded("the request's time was over before the engine could take it")
         sequences = self._sequences(replace(request, timeout_s=left_s), prompts, info)
-        decoders = self._decoders(request, sequences)
-        reasons: dict[int, FinishReason] = {}
-        tails: dict[int, str] = {}
-        completion_tokens, cached_tokens, queue_s = 0, 0, 0.0
-        async with aclosing(self._client.stream(sequences)) as batches:
+        answer = Answer(
+            request,
+            self._decoders(request, sequences),
+            await self._prompt_writer(request, prompts),
+        )
+        wanted = [sequence for sequence in sequences if _has_work(sequence.sampling)]
+        async with aclosing(self._client.stream(wanted)) as batches:
             async for batch in batches:
                 for output in batch:
-                    decoder = decoders.get(output.request_id)
-                    if decoder is None:
-                        continue  # drawn before the engine knew of the stop string
-                    if output.token is None:  # its time is over
-                        tails[decoder.index], reasons[decoder.index] = decoder.cut()
-                        del decoders[output.request_id]
-                        continue
-                    token = decoder.push(output.token, output.finish_reason)
-                    if not completion_tokens and output.queue_s is not None:
-                        queue_s = output.queue_s
-                    completion_tokens += 1
-                    if output.cached_tokens and token.index % request.n == 0:
-                        cached_tokens += output.cached_tokens  # once per prompt
-                    if token.finish_reason is not None:
-                        reasons[token.index] = token.finish_reason
-                        del decoders[output.request_id]
+                    if len(output.prompt_logprobs or ()) > LONG_PROMPT_LOGPROBS:
+                        events = await asyncio.to_thread(answer.push, output)
+                    else:
+                        events = answer.push(output)
+                    if not answer.awaits(output.request_id):
                         self._client.abort(output.request_id)
-                    yield token
-        if not completion_tokens:
-            raise DeadlineExceeded("the request's time was over before its first token")
-        yield Finished(
-            reasons=tuple(reasons[index] for index in range(request.num_choices)),
-            usage=Usage(
-                prompt_tokens=sum(len(ids) for ids in prompts),
-                completion_tokens=completion_tokens,
-                cached_tokens=cached_tokens,
-            ),
-            tails=tuple(tails.get(i, "") for i in range(request.num_choices)) if tails else (),
-            queue_s=queue_s,
-        )
+                    for event in events:
+                        yield event
+        yield answer.finished(sum(len(ids) for ids in prompts))
 
     def _sequences(
         self,
@@ -171,6 +159,7 @@ class LocalBackend:
             BackendRejected: they can never run, however long they wait.
         """
         check_token_ids(request.sampling, info.vocab_size)
+        _check_prompt_logprobs(request.sampling, prompts)
         most = info.max_num_seqs + info.max_waiting
         if request.num_choices > most:
             raise BackendRejected(
@@ -191,6 +180,7 @@ class LocalBackend:
                     seed=child_seed(sampling.seed, index)
                     if request.num_choices > 1
                     else sampling.seed,
+                    num_prompt_logprobs=None if index % request.n else sampling.num_prompt_logprobs,
                 ),
                 cache_salt=salt,
                 fork_of=f"{stem}-{index - index % request.n}" if index % request.n else None,
@@ -201,6 +191,17 @@ class LocalBackend:
             )
             for index in range(request.num_choices)
         ]
+
+    async def _prompt_writer(
+        self, request: GenerationRequest, prompts: Sequence[tuple[int, ...]]
+    ) -> PromptWriter | None:
+        """What makes events of the prompts' log-probabilities, if they are asked for."""
+        if request.sampling.prompt_logprobs is None:
+            return None
+        starts = await _encoded(self._encoder.starts, request.prompts)
+        return lambda prompt, logprobs: prompt_tokens(
+            self._tokenizer, prompts[prompt], starts[prompt], logprobs
+        )
 
     def _decoders(
         self, request: GenerationRequest, sequences: Sequence[engine.EngineRequest]
@@ -222,6 +223,25 @@ def cache_salt(request: GenerationRequest, sharing: Sharing) -> str:
     """What the engine keeps apart. A client's own salt divides a tenant, and never joins two."""
     tenant = request.tenant if sharing == "tenant" else ""
     return f"{len(tenant)}:{tenant}{request.cache_salt}"  # the length keeps the two apart
+
+
+def _check_prompt_logprobs(sampling: SamplingParams, prompts: Sequence[tuple[int, ...]]) -> None:
+    """Raises BackendRejected."""
+    if sampling.prompt_logprobs is None:
+        return
+    num_tokens = sum(len(ids) for ids in prompts)
+    if num_tokens * (sampling.prompt_logprobs + 1) > MAX_PROMPT_LOGPROBS:
+        raise BackendRejected(
+            f"log-probabilities of {num_tokens} prompt tokens and {sampling.prompt_logprobs} "
+            f"alternatives to each are more than the {MAX_PROMPT_LOGPROBS} that one request may "
+            "ask for; ask for fewer alternatives, or send several requests",
+            param="prompt_logprobs",
+        )
+
+
+def _has_work(sampling: engine.SamplingParams) -> bool:
+    """Whether there is anything to compute: not for a prompt that is echoed and no more."""
+    return sampling.max_tokens > 0 or sampling.num_prompt_logprobs is not None
 
 
 def _max_tokens(request: GenerationRequest, prompt_tokens: int, info: engine.EngineInfo) -> int:

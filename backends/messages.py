@@ -24,6 +24,7 @@ from native_engine.types import (
     EngineRequest,
     EngineStats,
     FinishReason,
+    PromptLogprob,
     SampledToken,
     SequenceOutput,
 )
@@ -71,6 +72,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str | None = None
     queue_s: float | None = None
     cached_tokens: int | None = None
+    prompt_logprobs: tuple[PromptLogprob, ...] | None = None
 
     @classmethod
     def of(cls, output: SequenceOutput, request_id: str) -> Output:
@@ -82,6 +84,7 @@ class Output(msgspec.Struct, frozen=True, array_like=True, gc=False):
             output.error,
             output.queue_s,
             output.cached_tokens,
+            output.prompt_logprobs,
         )
 
     @property

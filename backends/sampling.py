@@ -60,6 +60,7 @@ def engine_sampling(sampling: SamplingParams, tokenizer: Tokenizer) -> engine.Sa
         ignore_eos=sampling.ignore_eos,
         num_logprobs=sampling.top_logprobs if sampling.logprobs else None,
         rules=None if rules == _NO_RULES else rules,
+        num_prompt_logprobs=sampling.prompt_logprobs,
     )
 
 

@@ -93,6 +93,9 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: bool = False  # report the log-probability of each generated token
     top_logprobs: int = 0  # and of so many most likely alternatives
+    prompt_logprobs: int | None = (
+        None  # report those of the prompt's tokens, and of so many most likely; None: do not
+    )
 
     def __post_init__(self) -> None:
         checks = (
@@ -113,6 +116,7 @@ class SamplingParams:
             (0 <= self.seed < 2**64, "seed must fit 64 bits"),
             (0 <= self.top_logprobs <= 20, "top_logprobs must be in [0, 20]"),
             (self.logprobs or not self.top_logprobs, "top_logprobs needs logprobs"),
+            (0 <= (self.prompt_logprobs or 0) <= 20, "prompt_logprobs must be in [0, 20]"),
         )
         for holds, message in checks:
             if not holds:
@@ -139,7 +143,7 @@ class GenerationRequest:
     model: str  # as the client wrote it; the policy resolves aliases and placeholders
     prompts: tuple[Prompt, ...]
     sampling: SamplingParams
-    max_tokens: int = UNLIMITED_TOKENS
+    max_tokens: int = UNLIMITED_TOKENS  # 0: nothing is generated
     clamp_max_tokens: bool = True  # beyond the context: cut down (OpenAI) or refuse (TGI)
     n: int = 1
     stop: tuple[str, ...] = ()
@@ -157,8 +161,8 @@ class GenerationRequest:
     def __post_init__(self) -> None:
         if not self.prompts:
             raise ValueError("prompts must not be empty")
-        if self.max_tokens < 1:
-            raise ValueError("max_tokens must be at least 1")
+        if self.max_tokens < 0:
+            raise ValueError("max_tokens must be at least 0")
         if self.sampling.min_tokens > self.max_tokens:
             raise ValueError("min_tokens must be at most max_tokens")
         if self.n < 1:
@@ -183,6 +187,27 @@ class TokenLogprob:
     text: str  # the entry decoded alone; a piece of a character shows as U+FFFD
     raw: bytes  # its exact bytes
     logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptToken:
+    """One token of a prompt, with its raw log-probability given those before it."""
+
+    token_id: int
+    text: str  # as that of `TokenLogprob`
+    raw: bytes
+    start: int  # of its text in the prompt's, in characters
+    logprob: float | None  # None: of the first nothing is known
+    rank: int | None  # 1 is the likeliest; None: as above
+    top_logprobs: tuple[TokenLogprob, ...] = ()  # most likely first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprobs:
+    """All tokens of one prompt, if asked for; comes before the first `Token` of its choices."""
+
+    prompt: int  # of the request's prompts, from 0
+    tokens: tuple[PromptToken, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +257,7 @@ class Finished:
     )
 
 
-Event = Token | Finished
+Event = PromptLogprobs | Token | Finished
 
 
 def child_seed(seed: int, index: int) -> int:

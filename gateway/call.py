@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from opentelemetry.trace import Span
 
 from backends.base import Backend
-from backends.types import Event, Token
+from backends.types import Event, Finished, PromptLogprobs, Token
 from gateway.dialects.base import Stamp, Timings
 from gateway.drain import Drain
 from gateway.errors import GatewayError, ServerError
@@ -61,11 +61,12 @@ class Call:
     backend: str = ""
     num_attempts: int = 0
     admitted_s: float = 0.0
-    first_token_s: float | None = None
+    first_token_s: float | None = None  # or what was asked of the prompt: anything of the answer
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     queue_s: float = 0.0
+    tokens_used: int = 0  # for the ledger: none until something came, then the prompt and all of it
     status: int = 200
     error: GatewayError | None = None
     client_left: bool = False
@@ -75,27 +76,24 @@ class Call:
         """Since the request arrived."""
         return self.services.monotonic() - self.arrived_s
 
-    @property
-    def tokens_used(self) -> int:
-        """What the ledger is told.
-
-        Nothing before the first token, then the prompt and all that came.
-        """
-        if self.first_token_s is None:
-            return 0
-        return self.prompt_tokens + self.completion_tokens
-
     def count(self, event: Event) -> None:
         """Take note of what a backend gave."""
-        if isinstance(event, Token):
-            self.completion_tokens += 1
-            if self.first_token_s is None:
-                self.first_token_s = self.elapsed_s()
-        else:
-            self.prompt_tokens = event.usage.prompt_tokens
-            self.completion_tokens = event.usage.completion_tokens
-            self.cached_tokens = event.usage.cached_tokens
-            self.queue_s = event.queue_s
+        match event:
+            case PromptLogprobs():
+                self._begin()
+            case Token():
+                self.completion_tokens += 1
+                self._begin()
+            case Finished():
+                self.prompt_tokens = event.usage.prompt_tokens
+                self.completion_tokens = event.usage.completion_tokens
+                self.cached_tokens = event.usage.cached_tokens
+                self.queue_s = event.queue_s
+        self.tokens_used = self.prompt_tokens + self.completion_tokens
+
+    def _begin(self) -> None:
+        if self.first_token_s is None:
+            self.first_token_s = self.elapsed_s()
 
     def fail(self, error: GatewayError, status: int) -> None:
         """Note the error that ended the request, and the HTTP status the client saw."""

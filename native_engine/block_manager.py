@@ -24,8 +24,7 @@ grow while their sequence runs, so a runner may read them live; `trim` belongs b
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from native_engine.free_blocks import FreeBlocks
@@ -94,8 +93,12 @@ class BlockManager:
         """What is computed of the sequence's first tokens already. Takes no block.
 
         A parent that has computed all but the last of them is forked; else the blocks of earlier
-        sequences are looked for. At least one known token is left over, for its logits.
+        sequences are looked for. At least one known token is left over, for its logits. Whoever
+        still wants log-probabilities of its prompt needs those of every token: for it there is
+        nothing.
         """
+        if sequence.sampling.num_prompt_logprobs is not None:
+            return Prefix(num_tokens=0, blocks=[])
         parent = sequence.parent
         if (
             parent is not None
@@ -219,62 +222,42 @@ class BlockManager:
             AssertionError: a block is lost, free and used at once, misnamed, or shared although it
             is not full.
         """
-        sequences = list(sequences)
-        tables = [*(sequence.block_table for sequence in sequences), *self._deferred]
-        references = Counter(block for table in tables for block in table)
-        counted = {block: count for block, count in enumerate(self._ref_counts) if count}
+        references = [0] * self.num_blocks
+        hashes, ref_counts = self._hashes, self._ref_counts
+        for table in self._deferred:
+            for block in table:
+                references[block] += 1
+        for sequence in sequences:
+            names = sequence.prefix_hashes
+            first_written = sequence.num_computed_tokens // self.block_size
+            for index, block in enumerate(sequence.block_table):
+                references[block] += 1
+                if ref_counts[block] > 1 and index >= first_written:
+                    raise AssertionError(f"shared, and {sequence} will write to it: {block}")
+                name = hashes[block]  # of something else, or found under another salt?
+                if name is not None and name not in names[index + 1 : index + 2]:
+                    raise AssertionError(f"block {block} of {sequence} holds something else")
         clean, cached = list(self._free.clean), list(self._free.cached)
-        named = {name: block for block, name in enumerate(self._hashes) if name is not None}
-        placed = [
-            (sequence, index, block)
-            for sequence in sequences
-            for index, block in enumerate(sequence.block_table)
-        ]
-        misnamed = [  # or found under another salt
-            (sequence.request_id, block)
-            for sequence, index, block in placed
-            if self._hashes[block] not in (None, *sequence.prefix_hashes[index + 1 : index + 2])
-        ]
-        written = [
-            (sequence.request_id, block)
-            for sequence, index, block in placed
-            if self._ref_counts[block] > 1
-            and (index + 1) * self.block_size > sequence.num_computed_tokens
-        ]
-        checks: tuple[tuple[bool, Callable[[], str]], ...] = (  # told only if needed: that is slow
+        used = [block for block, count in enumerate(references) if count]
+        named = {name: block for block, name in enumerate(hashes) if name is not None}
+        checks = (
+            (references == ref_counts, "ref counts are not the tables'"),
+            (named == self._blocks, "names do not mirror what is found by them"),
+            (self.prefix_caching or not named, "named, though nobody may find them"),
+            (not any(map(hashes.__getitem__, clean)), "clean with a name"),
+            (all(map(hashes.__getitem__, cached)), "cached without a name"),
+            (len(self._free) == len(clean) + len(cached), "the number of free blocks is wrong"),
             (
-                counted == references,
-                lambda: f"ref counts {counted} are not the tables' {references}",
-            ),
-            (not written, lambda: f"shared, and will be written to: {written}"),
-            (not misnamed, lambda: f"blocks that hold something else: {misnamed}"),
-            (named == self._blocks, lambda: f"names {named} do not mirror {self._blocks}"),
-            (
-                self.prefix_caching or not named,
-                lambda: f"named, though nobody may find them: {named}",
-            ),
-            (
-                not any(self._hashes[block] for block in clean),
-                lambda: f"clean with a name: {clean}",
-            ),
-            (
-                all(self._hashes[block] for block in cached),
-                lambda: f"cached without a name: {cached}",
-            ),
-            (
-                len(self._free) == len(clean) + len(cached),
-                lambda: "the number of free blocks is wrong",
-            ),
-            (
-                sorted([*clean, *cached, *counted]) == list(range(self.num_blocks)),
-                lambda: (
-                    f"free {clean} {cached} and used {counted} are not {self.num_blocks} blocks"
-                ),
+                sorted([*clean, *cached, *used]) == list(range(self.num_blocks)),
+                "a block is lost, or free and used",
             ),
         )
         for holds, message in checks:
             if not holds:
-                raise AssertionError(message())
+                raise AssertionError(
+                    f"{message}: {ref_counts} of {references}, clean {clean}, cached {cached}, "
+                    f"named {named}, found by name {self._blocks}"
+                )
         self._free.check_invariants()
 
     def _forked(self, parent: Sequence, child: Sequence) -> Prefix:

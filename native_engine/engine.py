@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence as Values
+from dataclasses import replace
 from itertools import chain, pairwise
 
 from native_engine.block_manager import BlockManager
@@ -30,6 +31,7 @@ from native_engine.types import (
     EngineRequest,
     EngineStats,
     FinishReason,
+    PromptLogprob,
     Runner,
     SampledToken,
     SamplingParams,
@@ -98,6 +100,7 @@ class Engine:
         self._num_expired = 0
         self._prompt_tokens_total = 0
         self._generation_tokens_total = 0
+        self._prefix_cache_queries = 0
         self._prefix_cache_hits = 0
 
     @property
@@ -124,7 +127,7 @@ class Engine:
             num_expired=self._num_expired,
             prompt_tokens_total=self._prompt_tokens_total,
             generation_tokens_total=self._generation_tokens_total,
-            prefix_cache_queries=self._prompt_tokens_total if block_manager.prefix_caching else 0,
+            prefix_cache_queries=self._prefix_cache_queries if block_manager.prefix_caching else 0,
             prefix_cache_hits=self._prefix_cache_hits,
             num_draft_tokens=self._speculation.num_draft_tokens,
             num_accepted_tokens=self._speculation.num_accepted_tokens,
@@ -209,7 +212,7 @@ class Engine:
         duration_s = self._clock() - started_s
 
         # Record what the blocks hold now; those that are full can be found from the next step on.
-        self._record_computed(step, started_s)
+        self._record_computed(step, results, started_s)
 
         # Hand out the tokens. Whoever was aborted while the step ran gets none.
         outputs += [
@@ -317,10 +320,12 @@ class Engine:
                 )
         return parent
 
-    def _record_computed(self, step: ScheduledStep, started_s: float) -> None:
+    def _record_computed(
+        self, step: ScheduledStep, results: Values[SequenceResult], started_s: float
+    ) -> None:
         """What is known to be right: of drafts, `_verify` says it."""
         block_size = self._block_manager.block_size
-        for sequence, share in zip(step.sequences, step.shares, strict=True):
+        for sequence, share, result in zip(step.sequences, step.shares, results, strict=True):
             start = share.start
             stop = start + len(share.token_ids) - share.num_drafts
             sequence.num_computed_tokens = stop
@@ -329,6 +334,8 @@ class Engine:
                 self._block_manager.publish(sequence, first_block, stop_block)
             if sequence.queue_s is None:
                 sequence.queue_s = started_s - sequence.added_s
+            if result.prompt_logprobs:  # at their place: a preemption has them computed anew
+                sequence.prompt_logprobs[start:] = result.prompt_logprobs
 
     def _verify(
         self,
@@ -355,23 +362,48 @@ class Engine:
 
     def _append(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
         """Take one token into a running sequence, and end it if that was its last."""
-        sequence.token_ids.append(token.token_id)
-        sequence.account.counter += OUTPUT_COST / sequence.weight
-        self._generation_tokens_total += 1
-        is_first = len(sequence.token_ids) == sequence.num_prompt_tokens + 1
-        if is_first and not sequence.is_forked:
+        if len(sequence.token_ids) == sequence.num_prompt_tokens:
+            return self._begin(sequence, token)
+        reason = self._take(sequence, token)
+        return SequenceOutput(request_id=sequence.request_id, token=token, finish_reason=reason)
+
+    def _begin(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
+        """The first output, which tells of the prompt, too. Who wants no token gets none."""
+        sampling = sequence.sampling
+        prompt_logprobs: tuple[PromptLogprob, ...] | None = None
+        if sampling.num_prompt_logprobs is not None:
+            prompt_logprobs = tuple(sequence.prompt_logprobs)
+            sequence.prompt_logprobs.clear()
+            # It has them: should it be preempted, it comes back like any other.
+            sequence.sampling = replace(sampling, num_prompt_logprobs=None)
+        if not sequence.is_forked:
             self._prompt_tokens_total += sequence.num_prompt_tokens
+            if sampling.num_prompt_logprobs is None:
+                self._prefix_cache_queries += sequence.num_prompt_tokens
             self._prefix_cache_hits += sequence.num_cached_tokens or 0
-        reason = _finish_reason(sequence, token.token_id)
-        if reason is not None:
+        reason: FinishReason | None = FinishReason.LENGTH
+        if sampling.max_tokens:
+            reason = self._take(sequence, token)
+        else:
             self._finish(sequence)
         return SequenceOutput(
             request_id=sequence.request_id,
-            token=token,
+            token=token if sampling.max_tokens else None,
             finish_reason=reason,
-            queue_s=sequence.queue_s if is_first else None,
-            cached_tokens=sequence.num_cached_tokens if is_first else None,
+            queue_s=sequence.queue_s,
+            cached_tokens=sequence.num_cached_tokens,
+            prompt_logprobs=prompt_logprobs,
         )
+
+    def _take(self, sequence: Sequence, token: SampledToken) -> FinishReason | None:
+        """Add a token to what is known; why that ends the sequence, if it does."""
+        sequence.token_ids.append(token.token_id)
+        sequence.account.counter += OUTPUT_COST / sequence.weight
+        self._generation_tokens_total += 1
+        reason = _finish_reason(sequence, token.token_id)
+        if reason is not None:
+            self._finish(sequence)
+        return reason
 
     def _fail(self, step: ScheduledStep, error: Exception) -> list[SequenceOutput]:
         """End the requests of a failed step with an error; give up if it keeps happening."""

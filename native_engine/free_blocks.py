@@ -76,8 +76,10 @@ class FreeBlocks:
         expected: dict[str, list[int]] = {}
         for block, owner in self.cached.items():
             expected.setdefault(owner, []).append(block)
-        owned = {tenant: list(blocks) for tenant, blocks in self._owned.items()}
-        if owned != expected:
+        owned = self._owned
+        if owned.keys() != expected.keys() or any(
+            list(blocks) != expected[tenant] for tenant, blocks in owned.items()
+        ):
             raise AssertionError(f"tenants own {owned}, but cached are {expected}")
         over = {tenant for tenant, blocks in owned.items() if len(blocks) > self._most}
         if over != self._over.keys():

@@ -29,6 +29,7 @@ from native_engine.machine import available_cores
 from native_engine.models.decoder import Decoder, StepInputs
 from native_engine.models.rotary import rotary_tables
 from native_engine.noise import uniform
+from native_engine.prompt_logprobs import SLICE_ROWS, score_prompts
 from native_engine.sampler import SamplingRow, sample
 from native_engine.speculation import MAX_ROWS
 from native_engine.types import ScheduledSequence, SequenceResult, StepBatch, TokenHistory
@@ -117,13 +118,14 @@ class ModelRunner:
         """See `Runner`.
 
         Raises:
-            NonFiniteLogits: the model computed NaN for a row; nothing was sampled.
+            NonFiniteLogits: the model computed NaN for a row that counts; nothing is sampled.
         """
         if batch.copies:
             self._copy_blocks(batch.copies)
         if not batch.sequences:
             return []
         hidden = self._model.forward(self._inputs(batch), self._kv_cache, self._rotary)
+        prompt_logprobs = score_prompts(batch, lambda rows: self._logits(hidden, rows))
         drawn_rows: list[int] = []
         sampled: list[SamplingRow] = []
         num_rows = 0
@@ -132,23 +134,24 @@ class ModelRunner:
             if sequence.sample:
                 drawn_rows += range(num_rows - 1 - sequence.num_drafts, num_rows)
                 sampled += _sampling_rows(sequence)
-        if not sampled:
-            return [SequenceResult()] * len(batch.sequences)
-        num_padding = self._product.padded(len(sampled)) - len(sampled)
-        rows = torch.tensor([*drawn_rows, *[0] * num_padding], device=hidden.device)
-        logits = self._model.logits(hidden[rows])
-        tokens = iter(sample(logits[: len(sampled), : self._vocab_size], sampled))
+        tokens = iter(sample(self._logits(hidden, drawn_rows), sampled) if sampled else ())
         return [
-            SequenceResult(tuple(islice(tokens, sequence.num_drafts + 1)))
-            if sequence.sample
-            else SequenceResult()
-            for sequence in batch.sequences
+            SequenceResult(
+                tuple(islice(tokens, sequence.num_drafts + 1)) if sequence.sample else (), scores
+            )
+            for sequence, scores in zip(batch.sequences, prompt_logprobs, strict=True)
         ]
 
     def _copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         pairs = torch.tensor(copies, dtype=torch.int64, device=self._model.device)
         for key_cache, value_cache in self._kv_cache:
             copy_blocks(key_cache, value_cache, pairs)
+
+    def _logits(self, hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        """Of those rows of the hidden states, over the ids that may be sampled."""
+        num_padding = self._product.padded(len(rows)) - len(rows)
+        index = torch.tensor([*rows, *[0] * num_padding], device=hidden.device)
+        return self._model.logits(hidden[index])[: len(rows), : self._vocab_size]
 
     def _inputs(self, batch: StepBatch) -> StepInputs:
         token_ids: list[int] = []
@@ -266,7 +269,9 @@ def _product(config: EngineConfig, model: Decoder) -> InvariantProduct:
         return InvariantProduct(is_invariant=True)
     of_layer, head = model.matrices
     probed = [(matrix, config.max_num_batched_tokens) for matrix in of_layer]
-    num_drawn = max(config.max_num_seqs, MAX_ROWS if config.speculation != "off" else 0)
+    num_drawn = max(config.max_num_seqs, SLICE_ROWS)
+    if config.speculation != "off":
+        num_drawn = max(num_drawn, MAX_ROWS)
     probed.append((head, num_drawn))
     return find_invariant_product(
         [(matrix, rows) for matrix, rows in probed if isinstance(matrix, torch.Tensor)]

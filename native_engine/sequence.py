@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from native_engine.drafter import Drafter
 from native_engine.fairness import INPUT_COST, Account
-from native_engine.types import SamplingParams, TokenHistory
+from native_engine.types import PromptLogprob, SamplingParams, TokenHistory
 
 
 class SequenceStatus(enum.Enum):
@@ -55,10 +55,11 @@ class Sequence:
     account: Account = field(init=False, repr=False)  # its tenant's, from the scheduler
     queue_s: float | None = None  # set when its first step has been computed
     drafter: Drafter | None = None  # set once its tokens have been guessed ahead
-    history: TokenHistory | None = None  # a view of `token_ids`, if `sampling` has rules
+    history: TokenHistory | None = None  # a view of `token_ids`, if `sampling` looks back on it
+    prompt_logprobs: list[PromptLogprob] = field(default_factory=list)  # those not handed out yet
 
     def __post_init__(self) -> None:
-        if self.sampling.rules is not None:
+        if self.sampling.rules is not None or self.sampling.num_prompt_logprobs is not None:
             self.history = TokenHistory(
                 token_ids=self.token_ids, num_prompt_tokens=self.num_prompt_tokens
             )

@@ -32,7 +32,7 @@ class SamplingParams:
     Stop strings live with the text.
     """
 
-    max_tokens: int
+    max_tokens: int  # 0: the prompt is computed, and nothing drawn
     temperature: float = 1.0  # below 1e-4 greedy
     top_k: int = 0  # 0 means off
     top_p: float = 1.0
@@ -46,6 +46,9 @@ class SamplingParams:
         None  # None: no logprobs; 0: of the sampled token; k: and of the k most likely
     )
     rules: LogitRules | None = None  # None: the logits are sampled as they are
+    num_prompt_logprobs: int | None = (
+        None  # None: no logprobs of the prompt; 0: of its own tokens; k: and of the k most likely
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +88,21 @@ class SampledToken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptLogprob:
+    """One token of a prompt, given those before it: its raw log-probability, and the likeliest."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 and the number of tokens that are likelier
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceOutput:
     """What one step did for one request: a token, or the error that ended it.
 
-    `finish_reason` or `error` is the end. A step that yields several tokens has as many outputs.
+    `finish_reason` or `error` is the end. A step that yields several tokens has as many outputs. A
+    request that wants no token has one output, with neither token nor error.
     """
 
     request_id: str
@@ -99,6 +113,9 @@ class SequenceOutput:
         None  # on the first token: from add() until the step that computed prompt tokens began
     )
     cached_tokens: int | None = None  # on the first token: of the prompt, found in the prefix cache
+    prompt_logprobs: tuple[PromptLogprob, ...] | None = (
+        None  # on the first output, if asked for: of all tokens of the prompt but the first
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +220,7 @@ class ScheduledSequence:
     sample: (
         bool  # the last token's logits are sampled; false for a prefill chunk that is not the last
     )
-    history: TokenHistory | None = None  # set if `sampling` has rules
+    history: TokenHistory | None = None  # set if `sampling` has rules or asks about the prompt
     num_drafts: int = 0  # of token_ids, the last so many are guesses: see `SequenceResult`
 
 
@@ -226,6 +243,9 @@ class SequenceResult:
     tokens: tuple[SampledToken, ...] = ()
     """Empty unless the share has `sample`. Then one after each draft's predecessor and one after
     the last token: `num_drafts + 1`, each drawn as if all drafts before it were right."""
+    prompt_logprobs: tuple[PromptLogprob, ...] = ()
+    """If `sampling` has `num_prompt_logprobs`: for each position p of the share with a token of the
+    prompt behind it, of the token at p + 1."""
 
 
 class Runner(Protocol):

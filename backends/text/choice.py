@@ -11,9 +11,10 @@ Knows nothing of requests, processes or wire formats.
 from __future__ import annotations
 
 from backends.text.detokenizer import Detokenizer
+from backends.text.logprobs import token_logprob
 from backends.text.stop import NO_STOPS, StopMatcher, StopStrings
 from backends.text.tokenizer import Tokenizer
-from backends.types import FinishReason, Token, TokenLogprob
+from backends.types import FinishReason, Token
 from native_engine import types as engine
 
 
@@ -67,8 +68,10 @@ class ChoiceDecoder:
             text=text,
             token_id=token_id,
             special=special,
-            logprob=self._entry(token_id, sampled.logprob) if sampled.logprob is not None else None,
-            top_logprobs=tuple(self._entry(*pair) for pair in sampled.top_logprobs),
+            logprob=None
+            if sampled.logprob is None
+            else token_logprob(self._tokenizer, token_id, sampled.logprob),
+            top_logprobs=tuple(token_logprob(self._tokenizer, *p) for p in sampled.top_logprobs),
             finish_reason=finish_reason,
         )
 
@@ -94,9 +97,3 @@ class ChoiceDecoder:
         if special_stop is not None and self._include_stop_str:
             text += special_stop
         return text, special_stop
-
-    def _entry(self, token_id: int, logprob: float) -> TokenLogprob:
-        raw = self._tokenizer.token_bytes(token_id)
-        return TokenLogprob(
-            token_id=token_id, text=raw.decode("utf-8", "replace"), raw=raw, logprob=logprob
-        )

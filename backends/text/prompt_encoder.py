@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 
 from backends.base import EncodedToken
@@ -84,6 +84,19 @@ class PromptEncoder:
             for token_id, start, stop in kept
         )
 
+    def starts(self, prompt: Prompt) -> tuple[int, ...]:
+        """Where the text of each token starts in the prompt's, in characters, never going back.
+
+        Tokens that the tokenizer adds have no text; those inside a character start at that one.
+        The text of token ids, and of a chat, is that of all its entries.
+
+        Raises:
+            BackendRejected: as `ids`.
+        """
+        if isinstance(prompt, TextPrompt):
+            return tuple(_starts_of_spans(self.tokens(prompt)))
+        return tuple(_starts_of_bytes(map(self._tokenizer.token_bytes, self.ids(prompt))))
+
     def render(self, prompt: ChatPrompt) -> str:
         """A chat's text, before it is encoded.
 
@@ -145,6 +158,22 @@ class PromptEncoder:
         # date.
         kinds = tuple(type(value) for _, value in prompt.template_kwargs)
         return prompt, kinds, self._now().date()
+
+
+def _starts_of_spans(tokens: Sequence[EncodedToken]) -> Iterator[int]:
+    """Spans may leave out the white space in front of a word, which is the word's."""
+    stop_before = tokens[0].start
+    for token in tokens:
+        yield min(token.start, stop_before) if token.start < token.stop else stop_before
+        stop_before = max(stop_before, token.stop)
+
+
+def _starts_of_bytes(entries: Iterable[bytes]) -> Iterator[int]:
+    num_chars = 0
+    for raw in entries:
+        starts_inside = bool(raw) and raw[0] & 0xC0 == 0x80
+        yield max(num_chars - starts_inside, 0)
+        num_chars += sum(byte & 0xC0 != 0x80 for byte in raw)
 
 
 def _kept(prompt: ChatPrompt | TextPrompt) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from backends.types import Event, Finished, Token
+from backends.types import Event, Finished, PromptLogprobs, PromptToken, Token
 
 _LOWEST_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot say (as vLLM does)
 
@@ -19,13 +19,22 @@ def gather(events: Sequence[Event], num_choices: int) -> tuple[list[list[Token]]
     """
     choices: list[list[Token]] = [[] for _ in range(num_choices)]
     for event in events:
-        if isinstance(event, Finished):
-            for tokens, tail in zip(choices, event.tails, strict=False):
-                if tail:
-                    tokens[-1] = replace(tokens[-1], text=tokens[-1].text + tail)
-            return choices, event
-        choices[event.index].append(event)
+        match event:
+            case Token():
+                choices[event.index].append(event)
+            case PromptLogprobs():
+                pass  # see `gather_prompts`
+            case Finished():
+                for tokens, tail in zip(choices, event.tails, strict=False):
+                    if tail:
+                        tokens[-1] = replace(tokens[-1], text=tokens[-1].text + tail)
+                return choices, event
     raise TypeError("a drained stream ends with Finished")
+
+
+def gather_prompts(events: Iterable[Event]) -> dict[int, tuple[PromptToken, ...]]:
+    """The tokens of those prompts, by number, whose log-probabilities came."""
+    return {event.prompt: event.tokens for event in events if isinstance(event, PromptLogprobs)}
 
 
 def best_first(choices: Sequence[Sequence[Token]]) -> list[int]:

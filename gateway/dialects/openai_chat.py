@@ -20,8 +20,10 @@ from pydantic import Field
 from backends.types import (
     UNLIMITED_TOKENS,
     Event,
+    Finished,
     FinishReason,
     GenerationRequest,
+    PromptLogprobs,
     Token,
     TokenLogprob,
 )
@@ -34,7 +36,7 @@ from gateway.dialects.fields import (
     unknown_fields,
     validate,
 )
-from gateway.dialects.gather import finite, gather
+from gateway.dialects.gather import finite, gather, gather_prompts
 from gateway.dialects.openai_answer import (
     FINISH_NAMES,
     Chunks,
@@ -50,7 +52,9 @@ from gateway.dialects.openai_fields import (
     UNBUILT,
     GenerationFields,
     check_min_tokens,
+    check_prompt_logprobs,
 )
+from gateway.dialects.openai_logprobs import prompt_logprobs_list
 from gateway.dialects.openai_messages import ChatFields
 from gateway.errors import GatewayError, InvalidRequest
 
@@ -95,6 +99,7 @@ class OpenAIChat:
             raise InvalidRequest(
                 "when using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs"
             )
+        check_prompt_logprobs(fields)
         refuse_unbuilt(_without_forbidden_tools(document), _UNBUILT)
         return ChatExchange(
             request=_request(fields, stamp, unknown_fields(document, ChatBody, IGNORED, _UNBUILT)),
@@ -124,7 +129,10 @@ def _request(fields: ChatBody, stamp: Stamp, extra: Document) -> GenerationReque
         model=fields.model,
         prompts=(fields.chat_prompt(),),
         sampling=fields.sampling(
-            drawn_seed=stamp.seed, logprobs=fields.logprobs, top_logprobs=fields.top_logprobs
+            drawn_seed=stamp.seed,
+            logprobs=fields.logprobs,
+            top_logprobs=fields.top_logprobs,
+            prompt_logprobs=fields.prompt_logprobs,
         ),
         max_tokens=max_tokens,
         n=fields.n,
@@ -168,6 +176,10 @@ class ChatExchange:
             ],
             "usage": usage_object(finished.usage),
         }
+        asked = self.request.sampling.prompt_logprobs
+        if asked is not None:
+            told = gather_prompts(events).get(0, ())
+            answer["prompt_logprobs"] = prompt_logprobs_list(told, asked)
         return Reply(body=orjson.dumps(answer))
 
     def _head(self, kind: str, model: str) -> dict[str, object]:
@@ -208,11 +220,15 @@ class ChatStream:
     def feed(self, event: Event) -> bytes:
         """See `StreamEncoder.feed`."""
         opening = b"" if self._opened else self._opening()
-        if isinstance(event, Token):
-            return opening + self._token(event)
-        tails = [self._content(index, tail) for index, tail in enumerate(event.tails) if tail]
-        ends = [self._finish(index, event.reasons[index]) for index in sorted(self._open)]
-        return opening + b"".join(tails + ends) + self._chunks.closing(event.usage)
+        match event:
+            case Token():
+                return opening + self._token(event)
+            case PromptLogprobs():
+                return opening  # never asked for in a stream
+            case Finished():
+                tails = [self._content(i, tail) for i, tail in enumerate(event.tails) if tail]
+                ends = [self._finish(index, event.reasons[index]) for index in sorted(self._open)]
+                return opening + b"".join(tails + ends) + self._chunks.closing(event.usage)
 
     def fail(self, error: GatewayError) -> bytes:
         """See `StreamEncoder.fail`."""

@@ -54,7 +54,6 @@ UNBUILT: Unbuilt = {
     # vLLM's
     "length_penalty": (1,),
     "use_beam_search": (False,),
-    "prompt_logprobs": (),
     "logprob_token_ids": ([],),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -148,11 +147,17 @@ class GenerationFields(Body):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
     def sampling(
-        self, *, drawn_seed: int, logprobs: bool = False, top_logprobs: int = 0
+        self,
+        *,
+        drawn_seed: int,
+        logprobs: bool = False,
+        top_logprobs: int = 0,
+        prompt_logprobs: int | None = None,
     ) -> SamplingParams:
         """The sampling params; a negative seed is folded to 64 bits, a missing one is the drawn."""
         return SamplingParams(
@@ -173,6 +178,7 @@ class GenerationFields(Body):
             ignore_eos=self.ignore_eos,
             logprobs=logprobs,
             top_logprobs=top_logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
 
 
@@ -185,6 +191,16 @@ def check_min_tokens(min_tokens: int, max_tokens: int) -> None:
             f"min_tokens must be at most max_tokens, which is {max_tokens}, got {min_tokens}.",
             param="min_tokens",
             code="integer_above_max_value",
+        )
+
+
+def check_prompt_logprobs(fields: GenerationFields) -> None:
+    """Raises:
+    InvalidRequest: they are to be streamed, for which vLLM has no shape.
+    """
+    if fields.prompt_logprobs is not None and fields.stream:
+        raise InvalidRequest(
+            "`prompt_logprobs` are not available when `stream=True`.", param="prompt_logprobs"
         )
 
 

@@ -25,7 +25,7 @@ from backends.types import (
 )
 from gateway.dialects.base import Reply, Stamp, Timings
 from gateway.dialects.fields import Document, read_object, validate
-from gateway.dialects.gather import best_first, gather
+from gateway.dialects.gather import best_first, gather, gather_prompts
 from gateway.dialects.tgi_answer import TgiStream, WholeSequence, timing_headers, whole_details
 from gateway.dialects.tgi_errors import tgi_error_reply
 from gateway.dialects.tgi_fields import GenerateBody, Parameters, check, extra_fields
@@ -110,6 +110,7 @@ def _sampling(parameters: Parameters, drawn_seed: int) -> SamplingParams:
         seed=drawn_seed if parameters.seed is None else parameters.seed,
         logprobs=True,  # every reported token has one
         top_logprobs=parameters.top_n_tokens,
+        prompt_logprobs=0 if parameters.decoder_input_details else None,
     )
 
 
@@ -155,6 +156,7 @@ class TgiExchange:
                 best,
                 others,
                 prompt_tokens=finished.usage.prompt_tokens,
+                prefill=gather_prompts(events).get(0, ()),
                 with_top_tokens=self.request.sampling.top_logprobs > 0,
             )
         usage = replace(finished.usage, completion_tokens=len(best.tokens))

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 import orjson
 
-from backends.types import Event, Finished, FinishReason, Token, Usage
+from backends.types import (
+    Event,
+    Finished,
+    FinishReason,
+    PromptLogprobs,
+    PromptToken,
+    Token,
+    Usage,
+)
 from gateway.dialects.base import Timings
 from gateway.dialects.gather import finite
 from gateway.dialects.tgi_errors import tgi_error_event
@@ -41,21 +49,30 @@ class TgiStream:
 
     def feed(self, event: Event) -> bytes:
         """See `StreamEncoder.feed`."""
-        if isinstance(event, Finished):
-            tail = "".join(event.tails)
-            last = Token(index=0, text=tail) if tail else self._last
-            text = orjson.dumps("".join(self._text) + tail)
-            details = orjson.dumps(_stream_details(event, self._seed)) if self._details else b"null"
-            return self._event(last, text, details)
-        self._text.append(event.text)
-        if event.finish_reason is not None:
-            self._last = event
-            return b""
-        return self._event(event, b"null", b"null")
+        match event:
+            case Token():
+                return self._token(event)
+            case PromptLogprobs():
+                return b""  # never asked for in a stream
+            case Finished():
+                tail = "".join(event.tails)
+                last = Token(index=0, text=tail) if tail else self._last
+                text = orjson.dumps("".join(self._text) + tail)
+                details = b"null"
+                if self._details:
+                    details = orjson.dumps(_stream_details(event, self._seed))
+                return self._event(last, text, details)
 
     def fail(self, error: GatewayError) -> bytes:
         """See `StreamEncoder.fail`."""
         return tgi_error_event(error)
+
+    def _token(self, token: Token) -> bytes:
+        self._text.append(token.text)
+        if token.finish_reason is not None:
+            self._last = token
+            return b""
+        return self._event(token, b"null", b"null")
 
     def _event(self, token: Token, text: bytes, details: bytes) -> bytes:
         self._num_events += 1
@@ -115,32 +132,43 @@ def whole_details(
     others: Sequence[WholeSequence],
     *,
     prompt_tokens: int,
+    prefill: Sequence[PromptToken],
     with_top_tokens: bool,
 ) -> dict[str, object]:
-    """`details` of an answer in one piece; `others` came off worse under `best_of`."""
-    details = _sequence_details(best, with_top_tokens=with_top_tokens)
+    """`details` of an answer in one piece; `others` came off worse under `best_of`. `prefill` is
+    empty unless it was asked for.
+    """
+    begun = [_prefill_object(token) for token in prefill]
+    details = _sequence_details(best, begun, with_top_tokens=with_top_tokens)
     details["input_length"] = prompt_tokens
     if others:
         details["best_of_sequences"] = [
             {"generated_text": other.text}
-            | _sequence_details(other, with_top_tokens=with_top_tokens)
+            | _sequence_details(other, begun, with_top_tokens=with_top_tokens)
             for other in others
         ]
     return details
 
 
-def _sequence_details(sequence: WholeSequence, *, with_top_tokens: bool) -> dict[str, object]:
-    """`prefill` is empty, as from a TGI without `--enable-prefill-logprobs`."""
+def _sequence_details(
+    sequence: WholeSequence, prefill: Sequence[dict[str, object]], *, with_top_tokens: bool
+) -> dict[str, object]:
     details: dict[str, object] = {
         "finish_reason": _FINISH_NAMES[sequence.reason],
         "generated_tokens": len(sequence.tokens),
         "seed": sequence.seed,
-        "prefill": [],
+        "prefill": prefill,
         "tokens": [token_object(token) for token in sequence.tokens],
     }
     if with_top_tokens:
         details["top_tokens"] = [top_token_objects(token) for token in sequence.tokens]
     return details
+
+
+def _prefill_object(token: PromptToken) -> dict[str, object]:
+    """`{id, text, logprob}`; null for the first token, of which nothing is known."""
+    logprob = None if token.logprob is None else finite(token.logprob)
+    return {"id": token.token_id, "text": token.text, "logprob": logprob}
 
 
 def timing_headers(timings: Timings, usage: Usage) -> tuple[tuple[str, str], ...]:

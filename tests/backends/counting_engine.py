@@ -27,6 +27,7 @@ from native_engine.types import (
     EngineRequest,
     EngineStats,
     FinishReason,
+    PromptLogprob,
     SampledToken,
     SequenceOutput,
 )
@@ -161,6 +162,13 @@ class CountingEngine:
 
     def _advance(self, sequence: _Sequence) -> SequenceOutput:
         request, sampling = sequence.request, sequence.request.sampling
+        if not sampling.max_tokens:
+            return SequenceOutput(
+                request_id=request.request_id,
+                finish_reason=FinishReason.LENGTH,
+                prompt_logprobs=_prompt_logprobs(request),
+                queue_s=0.0,
+            )
         sequence.last_token = token_id = (sequence.last_token + 1) % self._options.vocab_size
         if token_id == self._options.breaks_on_token:
             raise RuntimeError(f"token {token_id} breaks this engine")
@@ -177,6 +185,7 @@ class CountingEngine:
             finish_reason=self._finish_reason(sequence, token_id),
             queue_s=0.0 if sequence.num_generated == 1 else None,
             cached_tokens=cached_tokens,
+            prompt_logprobs=_prompt_logprobs(request) if sequence.num_generated == 1 else None,
         )
 
     def _cached_tokens(self, request: EngineRequest) -> int:
@@ -196,6 +205,22 @@ class CountingEngine:
         if sequence.num_generated == sampling.max_tokens or length == self._options.max_model_len:
             return FinishReason.LENGTH
         return None
+
+
+def _prompt_logprobs(request: EngineRequest) -> tuple[PromptLogprob, ...] | None:
+    """The token at position p has the logprob -p and the rank p; all are likelier than it."""
+    num_logprobs = request.sampling.num_prompt_logprobs
+    if num_logprobs is None:
+        return None
+    return tuple(
+        PromptLogprob(
+            token_id=token_id,
+            logprob=-float(position),
+            rank=position,
+            top_logprobs=tuple((other, -0.25) for other in range(num_logprobs)),
+        )
+        for position, token_id in enumerate(request.prompt_token_ids[1:], 1)
+    )
 
 
 def open_engine(options: Mapping[str, object]) -> CountingEngine:

@@ -8,9 +8,11 @@ from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from backends import local
 from backends.base import Backend, BackendState, Tokenizing
 from backends.client import EngineClient
 from backends.errors import (
@@ -20,7 +22,14 @@ from backends.errors import (
     PromptTooLong,
     StreamInterrupted,
 )
-from backends.local import LONG_PROMPT_CHARS, LocalBackend, Sharing, cache_salt
+from backends.local import (
+    LONG_PROMPT_CHARS,
+    LONG_PROMPT_LOGPROBS,
+    LocalBackend,
+    Sharing,
+    cache_salt,
+)
+from backends.text.logprobs import prompt_tokens
 from backends.types import (
     UNLIMITED_TOKENS,
     ChatPrompt,
@@ -30,6 +39,8 @@ from backends.types import (
     GenerationRequest,
     Message,
     Prompt,
+    PromptLogprobs,
+    PromptToken,
     SamplingParams,
     TextPrompt,
     Token,
@@ -267,6 +278,102 @@ async def test_reports_logprobs_when_asked(reciter: Reciter) -> None:
 
     assert tokens[0].logprob is not None
     assert (tokens[0].logprob.raw, tokens[0].logprob.logprob) == (b"b", -0.5)
+
+
+async def events_of(backend: Backend, request: GenerationRequest) -> list[Event]:
+    async with aclosing(backend.generate(request)) as stream:
+        return [event async for event in stream]
+
+
+async def test_tells_the_log_probabilities_of_every_prompt_once(reciter: Reciter) -> None:
+    sampling = SamplingParams(temperature=0.0, prompt_logprobs=1)
+
+    events = await events_of(
+        reciter.open(), request("aé", "m", max_tokens=1, n=2, sampling=sampling)
+    )
+
+    first, second = [event for event in events if isinstance(event, PromptLogprobs)]
+    assert (first.prompt, second.prompt) == (0, 1)
+    assert [(one.raw, one.start, one.logprob, one.rank) for one in first.tokens] == [
+        (b"a", 0, None, None),
+        ("é".encode()[:1], 1, -1.0, 1),
+        ("é".encode()[1:], 1, -2.0, 2),
+    ]
+    assert [len(one.top_logprobs) for one in first.tokens] == [0, 1, 1]
+    assert [one.text for one in second.tokens] == ["m"]
+    for prompt in (0, 1):
+        shown = [
+            isinstance(event, PromptLogprobs)
+            for event in events
+            if (isinstance(event, PromptLogprobs) and event.prompt == prompt)
+            or (isinstance(event, Token) and event.index // 2 == prompt)
+        ]
+        assert shown == [True, False, False]
+
+
+async def test_a_prompt_can_be_scored_without_an_answer(reciter: Reciter) -> None:
+    """I-MAX-TOKENS-ZERO: one sequence, whatever the number of choices."""
+    backend = reciter.open(max_num_seqs=1, max_waiting=1)
+    sampling = SamplingParams(temperature=0.0, prompt_logprobs=0)
+
+    prompt, finished = await events_of(
+        backend, request("abc", max_tokens=0, n=2, sampling=sampling)
+    )
+
+    assert isinstance(prompt, PromptLogprobs)
+    assert [one.logprob for one in prompt.tokens] == [None, -1.0, -2.0]
+    assert isinstance(finished, Finished)
+    assert finished.reasons == (FinishReason.LENGTH, FinishReason.LENGTH)
+    assert finished.usage == Usage(prompt_tokens=3, completion_tokens=0)
+    assert (await backend.status()).generation_tokens_total == 0
+
+
+async def test_a_prompt_of_which_nothing_is_asked_computes_nothing(reciter: Reciter) -> None:
+    backend = reciter.open()
+
+    (finished,) = await events_of(backend, request("abc", max_tokens=0))
+
+    assert isinstance(finished, Finished)
+    assert finished.usage == Usage(prompt_tokens=3, completion_tokens=0)
+    await run(backend, request("w", max_tokens=1))
+    assert (await backend.status()).prompt_tokens_total == 1
+
+
+async def test_long_prompts_are_told_outside_the_loop(
+    reciter: Reciter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """E-LONG-PROMPT-BLOCKS-LOOP."""
+    threads: list[str] = []
+    write = prompt_tokens
+
+    def watched(*arguments: Any) -> tuple[PromptToken, ...]:
+        threads.append(threading.current_thread().name)
+        return write(*arguments)
+
+    monkeypatch.setattr(local, "prompt_tokens", watched)
+    backend = reciter.open()
+    sampling = SamplingParams(temperature=0.0, prompt_logprobs=0)
+    for length in (5, LONG_PROMPT_LOGPROBS + 2):
+        await events_of(backend, request("a" * length, max_tokens=0, sampling=sampling))
+
+    assert threads[0] == "MainThread"
+    assert threads[1] != "MainThread"
+
+
+async def test_refuses_more_log_probabilities_than_one_request_may_ask_for(
+    reciter: Reciter,
+) -> None:
+    """I-FANOUT."""
+    backend = reciter.open()
+    sampling = SamplingParams(temperature=0.0, prompt_logprobs=20)
+    prompts = [TokenPrompt(token_ids=(97,) * 5_000)] * 2
+
+    with pytest.raises(BackendRejected, match="more than the 200000") as caught:
+        await events_of(backend, request(*prompts, max_tokens=0, sampling=sampling))
+
+    assert caught.value.param == "prompt_logprobs"
+    few = replace(sampling, prompt_logprobs=0)
+    assert len(await events_of(backend, request(*prompts, max_tokens=0, sampling=few))) == 3
 
 
 async def test_cuts_max_tokens_to_the_context(reciter: Reciter) -> None:

@@ -31,6 +31,7 @@ from backends.types import (
     FinishReason,
     GenerationRequest,
     Prompt,
+    PromptLogprobs,
     SamplingParams,
     TextPrompt,
     Token,
@@ -129,6 +130,7 @@ def request(
     stop: tuple[str, ...] = (),
     ignore_eos: bool = True,
     logprobs: bool = False,
+    prompt_logprobs: int | None = None,
     request_id: str = "r",
     timeout_s: float = math.inf,
 ) -> GenerationRequest:
@@ -136,7 +138,12 @@ def request(
         request_id=request_id,
         model="m",
         prompts=prompts or (PROMPT,),
-        sampling=SamplingParams(temperature=0.0, ignore_eos=ignore_eos, logprobs=logprobs),
+        sampling=SamplingParams(
+            temperature=0.0,
+            ignore_eos=ignore_eos,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        ),
         max_tokens=max_tokens,
         clamp_max_tokens=clamp_max_tokens,
         n=n,
@@ -281,6 +288,51 @@ async def test_reports_the_logprob_of_every_token_when_asked(backend: Backend) -
         token.token_id for token in tokens
     ]
     assert all(token.logprob is not None and token.logprob.logprob <= 0.0 for token in tokens)
+
+
+async def test_tells_of_each_prompt_before_its_choices_when_asked(backend: Backend) -> None:
+    """E-PREFIX-PROMPT-LOGPROBS: twice, so that the second prompt is warm."""
+    assert isinstance(backend, Tokenizing)
+    other = TextPrompt(text="A second prompt")
+    asking = request(PROMPT, other, max_tokens=2, n=2, prompt_logprobs=1)
+    for _ in range(2):
+        async with aclosing(backend.generate(asking)) as stream:
+            events = [event async for event in stream]
+
+        told = [event for event in events if isinstance(event, PromptLogprobs)]
+        assert [event.prompt for event in told] == [0, 1]
+        for prompt, event in zip(asking.prompts, told, strict=True):
+            place = events.index(event)
+            choices = [e.index // 2 for e in events[:place] if isinstance(e, Token)]
+            assert event.prompt not in choices
+            encoded = await backend.encode(prompt)
+            assert [(t.token_id, t.start) for t in event.tokens] == [
+                (t.token_id, t.start) for t in encoded
+            ]
+            first, *others = event.tokens
+            assert (first.logprob, first.rank, first.top_logprobs) == (None, None, ())
+            for token in others:
+                assert token.logprob is not None
+                assert token.logprob <= 0.0
+                assert token.rank is not None
+                assert token.rank >= 1
+                assert len(token.top_logprobs) == 1
+
+
+async def test_no_tokens_are_no_events_but_the_end(backend: Backend) -> None:
+    """I-MAX-TOKENS-ZERO: with and without log-probabilities of the prompt."""
+    assert isinstance(backend, Tokenizing)
+    prompt_tokens = await backend.count_tokens((PROMPT,))
+    for prompt_logprobs in (None, 0):
+        asking = request(max_tokens=0, n=2, prompt_logprobs=prompt_logprobs)
+        async with aclosing(backend.generate(asking)) as stream:
+            *told, finished = [event async for event in stream]
+
+        assert [type(event) for event in told] == [PromptLogprobs] * (prompt_logprobs is not None)
+        assert isinstance(finished, Finished)
+        assert finished.reasons == (FinishReason.LENGTH,) * 2
+        assert finished.usage.prompt_tokens == prompt_tokens
+        assert finished.usage.completion_tokens == 0
 
 
 async def test_closing_the_generator_aborts_all_choices(backend: Backend) -> None:

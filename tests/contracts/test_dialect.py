@@ -20,7 +20,8 @@ from backends.types import (
 )
 from gateway.dialects.base import Dialect, Exchange, Reply, Stamp, Timings
 from gateway.dialects.openai_chat import ChatBody, OpenAIChat
-from gateway.dialects.openai_completions import CompletionBody, OpenAICompletions
+from gateway.dialects.openai_completion_fields import CompletionBody
+from gateway.dialects.openai_completions import OpenAICompletions
 from gateway.dialects.openai_fields import UNBUILT
 from gateway.dialects.tgi import Tgi, TgiRoute
 from gateway.dialects.tgi_fields import GenerateBody, Parameters

@@ -80,6 +80,25 @@ def test_reports_logprobs_of_raw_logits(client: OpenAI) -> None:
         assert token.top_logprobs[0].token == token.token
 
 
+def test_scores_a_prompt_as_it_scored_the_answer(client: OpenAI) -> None:
+    """With `max_tokens` 0 nothing but the prompt; each number is the one it was drawn with."""
+    prompt = "The capital of France is"
+    drawn = client.completions.create(
+        model="smollm2", prompt=prompt, temperature=0, max_tokens=8, echo=True, logprobs=0
+    ).choices[0]
+    assert drawn.text.startswith(f"{prompt} Paris")
+    again = client.completions.create(
+        model="smollm2", prompt=drawn.text, max_tokens=0, echo=True, logprobs=0
+    ).choices[0]
+    assert again.text == drawn.text
+    assert drawn.logprobs is not None
+    assert again.logprobs is not None
+    assert again.logprobs == drawn.logprobs
+    assert drawn.logprobs.token_logprobs is not None
+    assert drawn.logprobs.token_logprobs[0] is None
+    assert all(one < 0 for one in drawn.logprobs.token_logprobs[1:])
+
+
 def test_the_same_seed_draws_the_same_text(client: OpenAI) -> None:
     """E-SEED: and another seed another one."""
 

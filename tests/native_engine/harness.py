@@ -12,6 +12,7 @@ from native_engine.types import (
     EngineRequest,
     FinishReason,
     LogitRules,
+    PromptLogprob,
     SamplingParams,
     SequenceOutput,
 )
@@ -88,6 +89,7 @@ def make_request(
     weight: float = 1.0,
     priority: int = 0,
     timeout_s: float | None = None,
+    num_prompt_logprobs: int | None = None,
 ) -> EngineRequest:
     """A greedy request without stops unless told; an int makes a prompt of so many tokens."""
     return EngineRequest(
@@ -101,6 +103,7 @@ def make_request(
             stop_token_ids=stop,
             ignore_eos=ignore_eos,
             rules=rules,
+            num_prompt_logprobs=num_prompt_logprobs,
         ),
         cache_salt=cache_salt,
         tenant=tenant,
@@ -128,6 +131,7 @@ class Transcript:
         self.reasons: dict[str, FinishReason] = {}
         self.errors: dict[str, str] = {}
         self.cached_tokens: dict[str, int] = {}
+        self.prompt_logprobs: dict[str, tuple[PromptLogprob, ...]] = {}
 
     def record(self, outputs: list[SequenceOutput]) -> None:
         for output in outputs:
@@ -138,6 +142,9 @@ class Transcript:
             if output.cached_tokens is not None:
                 assert output.request_id not in self.cached_tokens
                 self.cached_tokens[output.request_id] = output.cached_tokens
+            if output.prompt_logprobs is not None:
+                assert output.request_id not in self.prompt_logprobs
+                self.prompt_logprobs[output.request_id] = output.prompt_logprobs
             if output.finish_reason is not None:
                 self.reasons[output.request_id] = output.finish_reason
             if output.error is not None:

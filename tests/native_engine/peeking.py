@@ -12,6 +12,23 @@ def running(engine: Engine) -> list[Sequence]:
     return list(engine._scheduler.running)
 
 
+def in_line(engine: Engine) -> list[Sequence]:
+    """Those that wait, but for the ones that stand aside to be forked."""
+    lines = engine._scheduler.waiting._classes
+    return [
+        sequence
+        for priority in sorted(lines, reverse=True)
+        for queue in lines[priority].queues.values()
+        for sequence in queue
+    ]
+
+
+def heads(engine: Engine) -> dict[int, Sequence]:
+    """Who has become the head of its class and waits still, by priority."""
+    lines = engine._scheduler.waiting._classes
+    return {priority: line.head for priority, line in lines.items() if line.head is not None}
+
+
 def preempt(engine: Engine, sequence: Sequence) -> None:
     """Between two steps, as the scheduler does when it runs out of blocks."""
     engine._scheduler._preempt(sequence)

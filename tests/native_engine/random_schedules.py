@@ -1,10 +1,11 @@
 """Random schedules on a tiny real model: every answer is, bit for bit, what it is alone.
 
-A schedule is a pool, a budget, a block size, a cache or none, speculation or none, and requests
-that come at random steps, are aborted between or inside steps, and are preempted by want of blocks
-or by force. What a request yields alone is computed once, whole prompt at once, without a cache or
-speculation, in blocks of 16; so batch mates, arrival order, budget, chunks, block size, cache,
-salts, preemptions, and drafts right and wrong must all leave no trace in its tokens, its
+A schedule is a pool, a budget, a block size, a cache or none, speculation or none, and requests of
+several tenants and classes, some to be forked from others, that come at random steps, are aborted
+between or inside steps, and are preempted by want of blocks or by force. What a request yields
+alone is computed once, whole prompt at once, without a cache or speculation, in blocks of 16; so
+batch mates, arrival order, budget, chunks, block size, cache, forks, salts, preemptions, and drafts
+right and wrong must all leave no trace in its tokens, its
 log-probabilities and its end. All is a function of the seed.
 """
 
@@ -162,18 +163,39 @@ class RandomSchedules:
         last_step = choose.choice([1, 10, 40])
         steps = sorted(choose.randrange(last_step) for _ in range(choose.randint(3, 12)))
         some = choose.sample(range(NUM_REQUESTS), 8)
-        return [
-            self._arrival(choose, choose.choice(some), str(i), step) for i, step in enumerate(steps)
-        ]
+        arrivals: list[Arrival] = []
+        for serial, step in enumerate(steps):
+            index, salt = choose.choice(some), choose.choice(["", "", "another"])
+            first = self._arrival(choose, index, f"{serial}", salt, step)
+            arrivals.append(first)
+            for child in range(choose.choice([0, 0, 0, 0, 1, 3])):
+                name = f"{serial}-{child}"
+                arrivals.append(self._arrival(choose, index, name, salt, step, first.request))
+        return arrivals
 
-    def _arrival(self, choose: random.Random, index: int, request_id: str, at_step: int) -> Arrival:
+    def _arrival(
+        self,
+        choose: random.Random,
+        index: int,
+        request_id: str,
+        cache_salt: str,
+        at_step: int,
+        parent: EngineRequest | None = None,
+    ) -> Arrival:
+        """Each of a tenant and class of its own, and a family's of its parent's."""
         prompt, sampling = self._requests[index]
+        tenant, weight = choose.choice([("", 1.0), ("light", 1.0), ("heavy", 3.0)])
+        priority = choose.choice([0, 0, 1, 3])
         return Arrival(
             request=EngineRequest(
                 request_id=request_id,
                 prompt_token_ids=prompt,
                 sampling=sampling,
-                cache_salt=choose.choice(["", "", "another"]),
+                cache_salt=cache_salt,
+                tenant=parent.tenant if parent else tenant,
+                weight=parent.weight if parent else weight,
+                priority=parent.priority if parent else priority,
+                fork_of=parent.request_id if parent else None,
             ),
             expected=self._answer_alone(index),
             at_step=at_step,

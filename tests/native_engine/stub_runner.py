@@ -20,6 +20,7 @@ from operator import itemgetter
 from native_engine.types import (
     EngineRequest,
     FinishReason,
+    PromptLogprob,
     SampledToken,
     SamplingParams,
     ScheduledSequence,
@@ -49,6 +50,15 @@ def next_token(context: Sequence[int], sampling: SamplingParams, vocab_size: int
     for token_id in context:
         digest = digest_after(digest, token_id)
     return draw(digest, len(context), sampling, vocab_size)
+
+
+def prompt_logprobs(prompt: Sequence[int]) -> tuple[PromptLogprob, ...]:
+    """Of all tokens but the first: a function of the tokens up to each."""
+    return tuple(_prompt_logprob(prompt[:stop]) for stop in range(2, len(prompt) + 1))
+
+
+def _prompt_logprob(context: Sequence[int]) -> PromptLogprob:
+    return PromptLogprob(token_id=context[-1], logprob=-float(hash(tuple(context)) % 2**32), rank=1)
 
 
 def continuation(
@@ -93,6 +103,7 @@ class StubRunner:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         self.batches: list[StepBatch] = []
+        self.num_scored = 0  # prompt tokens whose log-probability was computed
         self.requests: dict[str, EngineRequest] = {}  # those whose prompt and salt are checked too
         self.on_execute: Callable[[StepBatch], None] = lambda batch: None
         self._kv: list[list[Slot | None]] = [[None] * block_size for _ in range(num_blocks)]
@@ -151,9 +162,10 @@ class StubRunner:
         follows.
         """
         self._check_unchanged(share, context)
+        scores = self._prompt_logprobs(share, list(map(_token_id, context)))
         if not share.sample:
             assert not share.num_drafts, f"{share.request_id} guesses what nothing is drawn after"
-            return SequenceResult()
+            return SequenceResult(prompt_logprobs=scores)
         num_known = len(context) - share.num_drafts
         if share.sampling.rules is not None:
             assert share.history is not None
@@ -162,7 +174,22 @@ class StubRunner:
             tuple(
                 SampledToken(token_id=draw(slot[1], position, share.sampling, self.vocab_size))
                 for position, slot in enumerate(context[num_known - 1 :], num_known)
-            )
+            ),
+            scores,
+        )
+
+    def _prompt_logprobs(
+        self, share: ScheduledSequence, context: list[int]
+    ) -> tuple[PromptLogprob, ...]:
+        if share.sampling.num_prompt_logprobs is None:
+            return ()
+        assert share.history is not None
+        prompt = share.history.token_ids[: share.history.num_prompt_tokens]
+        behind = prompt[share.start + 1 : len(context) + 1]
+        self.num_scored += len(behind)
+        return tuple(
+            _prompt_logprob([*context[:stop], token_id])
+            for stop, token_id in enumerate(behind, share.start + 1)
         )
 
     def _context_before(self, share: ScheduledSequence) -> list[Slot]:

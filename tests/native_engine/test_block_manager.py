@@ -212,7 +212,7 @@ def test_check_finds_a_block_shared_before_it_was_full() -> None:
     manager.allocate(first, 3)
     first.num_computed_tokens = 7
     manager.adopt(second, Prefix(num_tokens=8, blocks=first.block_table[:2]))
-    with pytest.raises(AssertionError, match=r"will be written to: \[\('first', 1\)\]"):
+    with pytest.raises(AssertionError, match=r"'first'.* will write to it: 1"):
         manager.check_invariants([first, second])
 
 
@@ -222,7 +222,7 @@ def test_check_finds_a_block_of_another_salt() -> None:
     second = make_sequence("second", range(8), salt="two")
     assert manager.match(second).blocks == []
     manager.adopt(second, Prefix(num_tokens=8, blocks=first.block_table))
-    with pytest.raises(AssertionError, match=r"hold something else: \[\('second', 0\)"):
+    with pytest.raises(AssertionError, match=r"block 0 of .*'second'.* holds something else"):
         manager.check_invariants([first, second])
 
 

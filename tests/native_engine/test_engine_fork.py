@@ -71,7 +71,7 @@ def test_children_compute_no_more_than_the_last_token_of_their_prompt(
 
 @every_cache
 def test_n_children_yield_what_n_lone_requests_yield(prefix_caching: bool) -> None:
-    """The stub draws from (seed, position): equal seeds would show, and a shared slot as well."""
+    """5: the stub draws from (seed, position); equal seeds would show, and a shared slot too."""
     runner = StubRunner()
     engine = make_engine(runner, prefix_caching=prefix_caching)
     requests = family(4)

@@ -148,7 +148,7 @@ def test_two_backlogged_tenants_never_drift_apart(
     max_bypass: int,
     seed: int,
 ) -> None:
-    """Theorem 4.4 of arXiv:2401.00588: |W_1 - W_2| <= 2 max(w_in L_input, w_out M) at every moment.
+    """9, theorem 4.4 of arXiv:2401.00588: |W_1 - W_2| <= 2 max(w_in L_input, w_out M) at all times.
 
     W_i is what tenant i has been served since both began to wait, w_in and w_out what a token of
     input and output counts, L_input the longest prompt and M the tokens that the blocks hold. Run
@@ -181,6 +181,7 @@ def test_two_backlogged_tenants_never_drift_apart(
 
 
 def test_weights_of_three_to_one_get_tokens_three_to_one() -> None:
+    """9: within 5 %."""
     runner = StubRunner(num_blocks=40)
     engine = make_engine(runner, max_num_batched_tokens=24, max_waiting=20)
     backlog = Backlog(engine, runner)

@@ -1,6 +1,7 @@
 """Random tenants, classes, deadlines, clocks and crowded pools against the scheduler's promises.
 
-The numbers are those of the promises in `test_engine_machine`, which has one tenant and one class.
+The numbers are those of the promises in `test_engine_machine`; longer prompts and an endless flow
+of requests are only here.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from native_engine.types import EngineRequest, LogitRules, SamplingParams
@@ -22,6 +23,9 @@ STEMS = tuple(
 )
 COUNTED = LogitRules(presence_penalty=1.0)  # so that a runner is shown the history
 
+TENANTS = (("", 1.0), ("", 1.0), ("light", 1.0), ("heavy", 3.0))  # with their weights
+
+Family = tuple[EngineRequest, ...]  # the first, and those to be forked from it
 Moment = tuple[str, int]  # what happens at a step, and to which of those it can happen to
 
 
@@ -39,16 +43,29 @@ class Choices:
         return options[self.below(len(options))]
 
 
-def requests_of(raw: bytes) -> list[EngineRequest]:
-    """One to 20 requests, still without ids; many begin alike."""
+def families_of(raw: bytes) -> list[Family]:
+    """One to 20 families, still without ids; many begin alike."""
     choices = Choices(raw)
-    return [_request(choices) for _ in range(1 + choices.below(20))]
+    return [_family(choices) for _ in range(1 + choices.below(20))]
+
+
+def _family(choices: Choices) -> Family:
+    """One request in most; choices of one prompt in some, each with a seed of its own."""
+    first = _request(choices)
+    count = choices.of((1, 1, 1, 1, 1, 1, 2, 4))
+    return tuple(
+        replace(first, sampling=replace(first.sampling, seed=first.sampling.seed + index))
+        if index
+        else first
+        for index in range(count)
+    )
 
 
 def _request(choices: Choices) -> EngineRequest:
     stem = choices.of((*STEMS, *STEMS[:2], *STEMS[:2], *STEMS[:2]))
     length = 1 + choices.below(len(stem))
     tail = [choices.below(VOCAB_SIZE) for _ in range(choices.below(3))]
+    tenant, weight = choices.of(TENANTS)
     return EngineRequest(
         request_id="",
         prompt_token_ids=(*stem[:length], *tail),
@@ -62,6 +79,10 @@ def _request(choices: Choices) -> EngineRequest:
             rules=choices.of((None, None, None, COUNTED)),
         ),
         cache_salt=choices.of(("", "", "other")),
+        tenant=tenant,
+        weight=weight,
+        priority=choices.of((0, 0, 0, 1, 3)),
+        timeout_s=choices.of((None, None, None, None, None, 0.0, 1.0, 4.0)),
     )
 
 

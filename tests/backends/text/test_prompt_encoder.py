@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -244,3 +245,59 @@ def test_the_real_template_adds_its_system_message(real_tokenizer: Tokenizer) ->
     assert ids.count(1) == 3
     with pytest.raises(BackendRejected, match="no tokens"):
         encoder.ids(TextPrompt(text=""))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["The quick brown fox", "  two  spaces\n\n", "Žluťoučký 漢字🌶️ 1234", "a <|im_end|> b", "x"],
+)
+def test_every_token_starts_where_its_text_is(tokenizer: Tokenizer, text: str) -> None:
+    """Of the text, and of its ids: those inside a character start at that one."""
+    encoder = PromptEncoder(tokenizer, now=midnight)
+    prompt = TextPrompt(text=text, add_special_tokens=False)
+    starts = encoder.starts(prompt)
+    ids = encoder.ids(prompt)
+    assert starts == encoder.starts(TokenPrompt(token_ids=ids))
+    before = b""
+    for start, token_id in zip(starts, ids, strict=True):
+        num_chars = len(before.decode("utf-8", "ignore"))
+        assert start == num_chars
+        before += tokenizer.token_bytes(token_id)
+    assert before.decode() == text
+
+
+def test_a_token_that_the_tokenizer_adds_takes_no_room(tmp_path: Path) -> None:
+    folder = save_folder(tmp_path)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    bos = {"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    eos = {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}}
+    document["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [bos, text, eos],
+        "pair": [text, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {
+            name: {"id": name, "ids": [token_id], "tokens": [name]}
+            for name, token_id in (("<|im_start|>", IM_START), ("<|im_end|>", IM_START + 1))
+        },
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    encoder = PromptEncoder(load_tokenizer(folder), now=midnight)
+    starts = encoder.starts(TextPrompt(text="ab 漢"))
+    assert (starts[0], starts[1]) == (0, 0)
+    assert starts[-1] == 4
+
+
+def test_white_space_that_spans_leave_out_is_the_next_word_s(tmp_path: Path) -> None:
+    """A byte-level post-processor with `trim_offsets`, as many model folders have it."""
+    folder = save_folder(tmp_path)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["post_processor"] = {
+        "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    encoder = PromptEncoder(load_tokenizer(folder), now=midnight)
+    prompt = TextPrompt(text="The capital of France")
+    ids = encoder.ids(prompt)
+    assert encoder.starts(prompt) == encoder.starts(TokenPrompt(token_ids=ids))
+    assert [token.start for token in encoder.tokens(prompt)] != list(encoder.starts(prompt))

@@ -9,6 +9,8 @@ from backends.types import (
     Event,
     Finished,
     FinishReason,
+    PromptLogprobs,
+    PromptToken,
     Token,
     TokenLogprob,
     Usage,
@@ -49,6 +51,30 @@ def token(
         top_logprobs=top,
         finish_reason=finish,
     )
+
+
+def told(*texts: str, prompt: int = 0, added: str = "") -> PromptLogprobs:
+    """A prompt of such tokens, the p-th with id 10 + p, logprob -p, rank p + 1; two are likelier.
+
+    A token `added` by the tokenizer comes first, and takes no room in the text.
+    """
+    tokens: list[PromptToken] = []
+    start = 0
+    for position, text in enumerate([added, *texts] if added else texts):
+        is_first = not tokens
+        tokens.append(
+            PromptToken(
+                token_id=10 + position,
+                text=text,
+                raw=text.encode(),
+                start=start,
+                logprob=None if is_first else -float(position),
+                rank=None if is_first else position + 1,
+                top_logprobs=() if is_first else (entry("x", -0.25, 7), entry("y", -0.5, 8)),
+            )
+        )
+        start += 0 if is_first and added else len(text)
+    return PromptLogprobs(prompt=prompt, tokens=tuple(tokens))
 
 
 def end_of_turn(index: int = 0) -> Token:

@@ -5,18 +5,20 @@ from dataclasses import replace
 import pytest
 
 from backends.types import Event
-from gateway.dialects.gather import best_first, gather
-from tests.gateway.dialects.events import entry, finished, token
+from gateway.dialects.gather import best_first, gather, gather_prompts
+from tests.gateway.dialects.events import entry, finished, token, told
 
 
 def test_tokens_go_to_their_choice_in_order() -> None:
     events: list[Event] = [
         token("a", index=1),
         token("b", index=0),
+        told("p", prompt=1),
         token("c", index=1),
         finished(),
     ]
     choices, end = gather(events, num_choices=2)
+    assert gather_prompts(events) == {1: told("p", prompt=1).tokens}
     assert [[one.text for one in choice] for choice in choices] == [["b"], ["a", "c"]]
     assert end == finished()
 

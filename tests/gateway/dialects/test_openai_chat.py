@@ -32,6 +32,7 @@ from tests.gateway.dialects.events import (
     finished,
     streamed,
     token,
+    told,
 )
 
 DIALECT = OpenAIChat()
@@ -236,6 +237,38 @@ def test_top_logprobs_need_logprobs() -> None:
     assert request(top_logprobs=0).sampling.top_logprobs == 0
 
 
+def test_prompt_logprobs_are_told_once_for_all_choices_in_vllm_s_shape() -> None:
+    made = exchange(prompt_logprobs=2, n=2)
+    assert made.request.sampling.prompt_logprobs == 2
+    events: list[Event] = [told("p", "q")]
+    events += [token("a", index=index, finish=FinishReason.LENGTH) for index in range(2)]
+    events.append(finished(*[FinishReason.LENGTH] * 2))
+    answer = json.loads(made.collect("m", events, TIMINGS).body)
+    ChatCompletion.model_validate(answer, strict=True)
+    assert answer["prompt_logprobs"] == [
+        None,
+        {
+            "11": {"logprob": -1.0, "rank": 2, "decoded_token": "q"},
+            "7": {"logprob": -0.25, "rank": 1, "decoded_token": "x"},
+            "8": {"logprob": -0.5, "rank": 2, "decoded_token": "y"},
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt_logprobs": -1},
+        {"prompt_logprobs": 21},
+        {"stream": True, "prompt_logprobs": 1},
+        {"stream": True, "prompt_logprobs": 0},
+    ],
+)
+def test_prompt_logprobs_are_few_and_not_streamed(fields: dict[str, object]) -> None:
+    """I-FANOUT."""
+    assert refusal(**fields).param == "prompt_logprobs"
+
+
 @pytest.mark.parametrize(
     ("name", "neutral", "asking"),
     [
@@ -260,7 +293,7 @@ def test_fields_that_are_not_built_may_ask_for_nothing(
 
 @pytest.mark.parametrize(
     "name",
-    ["structured_outputs", "guided_json", "prompt_logprobs", "audio", "chat_template"],
+    ["structured_outputs", "guided_json", "audio", "chat_template"],
 )
 def test_fields_that_are_not_built_and_never_ask_for_nothing(name: str) -> None:
     """I-CHAT-TEMPLATE-DOS among them: a client's template is never run."""

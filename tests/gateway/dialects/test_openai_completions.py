@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from tests.gateway.dialects.events import (
     finished,
     streamed,
     token,
+    told,
 )
 
 DIALECT = OpenAICompletions()
@@ -60,6 +62,11 @@ def chunks(stream: bytes) -> list[Any]:
     assert end == "[DONE]"
     sent = [json.loads(payload) for payload in payloads]
     for chunk in sent:
+        if any(
+            (choice["logprobs"] or {}).get("token_logprobs", [])[:1] == [None]
+            for choice in chunk["choices"]
+        ):
+            continue  # a prompt's first token, of which the types do not know
         whole = [{**choice, "finish_reason": "stop"} for choice in chunk["choices"]]
         Completion.model_validate({**chunk, "choices": whole}, strict=True)
     return sent
@@ -156,6 +163,9 @@ def test_logprobs_is_a_number_of_alternatives(
         {"max_tokens": -1},
         {"temperature": 2.1},
         {"prompt_embeds": "x"},
+        {"prompt_logprobs": 21},
+        {"prompt_logprobs": -1},
+        {"stream": True, "prompt_logprobs": 0},
     ],
 )
 def test_refuses_values_naming_the_parameter(fields: dict[str, object]) -> None:
@@ -193,11 +203,151 @@ def test_best_of_gives_the_likeliest_of_each_prompt_best_first_and_counts_all() 
     assert answer["usage"]["completion_tokens"] == 12
 
 
-def test_echo_is_for_text_prompts_without_logprobs() -> None:
-    """I-MAX-TOKENS-ZERO: scoring a prompt is refused, not half done."""
-    assert isinstance(refusal(echo=True, logprobs=1), UnsupportedValue)
-    assert refusal(echo=True, prompt=[1, 2]).param == "echo"
-    assert refusal(echo=True, max_tokens=0).param == "max_tokens"
+def test_echo_of_token_ids_needs_logprobs() -> None:
+    """Their text comes with their log-probabilities."""
+    error = refusal(echo=True, prompt=[1, 2])
+    assert isinstance(error, UnsupportedValue)
+    assert (error.param, "send `logprobs`: 0" in error.message) == ("echo", True)
+    assert request(echo=True, prompt=[1, 2], logprobs=0).sampling.prompt_logprobs == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({}, None),
+        ({"echo": True}, None),
+        ({"logprobs": 3}, None),
+        ({"echo": True, "logprobs": 0}, 0),
+        ({"echo": True, "logprobs": 3}, 3),
+        ({"prompt_logprobs": 2}, 2),
+        ({"prompt_logprobs": 2, "logprobs": 5}, 2),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 5}, 5),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 0}, 3),
+    ],
+)
+def test_the_prompt_is_asked_about_for_whoever_wants_most(
+    fields: dict[str, object], asked: int | None
+) -> None:
+    assert request(**fields).sampling.prompt_logprobs == asked
+
+
+@pytest.mark.parametrize(
+    "fields", [{"echo": True}, {"echo": True, "logprobs": 1}, {"prompt_logprobs": 0}]
+)
+def test_no_tokens_may_be_asked_for_where_the_prompt_is(fields: dict[str, object]) -> None:
+    """I-MAX-TOKENS-ZERO."""
+    assert request(max_tokens=0, **fields).max_tokens == 0
+    assert refusal(max_tokens=0, min_tokens=1, **fields).param == "min_tokens"
+
+
+SCORED: dict[str, Any] = {
+    "tokens": ["p", "q", "a"],
+    "token_logprobs": [None, -1.0, -0.5],
+    "top_logprobs": [None, {"x": -0.25, "q": -1.0}, {"a": -0.5}],
+    "text_offset": [0, 1, 2],
+}
+
+
+def test_an_echoed_prompt_has_its_logprobs_in_front_of_the_answer_s() -> None:
+    """E-PREFIX-PROMPT-LOGPROBS: one entry a token, the first null."""
+    made = exchange(echo=True, logprobs=1, prompt="pq")
+    events: list[Event] = [told("p", "q"), token("a", chosen=entry("a")), finished()]
+    (choice,) = answer(made, events)["choices"]
+    assert (choice["text"], choice["logprobs"]) == ("pqa", SCORED)
+    assert "prompt_logprobs" not in choice
+
+
+def test_a_streamed_prompt_comes_with_the_first_chunk() -> None:
+    made = exchange(echo=True, logprobs=1, prompt="pq", stream=True)
+    events: list[Event] = [
+        told("p", "q"), token("a", chosen=entry("a")), token("b", chosen=entry("b")), finished()
+    ]  # fmt: skip
+    first, second, _ = [chunk["choices"][0] for chunk in chunks(streamed(made.stream("m"), events))]
+    assert (first["text"], first["logprobs"]) == ("pqa", SCORED)
+    assert (second["text"], second["logprobs"]["text_offset"]) == ("b", [3])
+
+
+def test_a_token_that_the_tokenizer_adds_is_told_and_takes_no_room() -> None:
+    made = exchange(echo=True, logprobs=0, prompt="pq")
+    events: list[Event] = [told("pq", added="<s>"), token("a", chosen=entry("a")), finished()]
+    (choice,) = answer(made, events)["choices"]
+    assert choice["text"] == "pqa"
+    assert choice["logprobs"]["tokens"] == ["<s>", "pq", "a"]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 2]
+
+
+def test_echoed_token_ids_have_the_text_of_their_entries() -> None:
+    """A character in two tokens is one in the text."""
+    made = exchange(echo=True, logprobs=0, prompt=[[1], [2]], n=2)
+    pieces = ["é".encode()[:1], "é".encode()[1:]]
+    split = told("\ufffd", "\ufffd", prompt=1)
+    split = replace(
+        split,
+        tokens=tuple(
+            replace(one, raw=raw, start=0) for one, raw in zip(split.tokens, pieces, strict=True)
+        ),
+    )
+    events: list[Event] = [told("p"), split]
+    events += [token(str(index), index=index, chosen=entry(str(index))) for index in range(4)]
+    events.append(finished(*[FinishReason.LENGTH] * 4))
+    choices = answer(made, events)["choices"]
+    assert [choice["text"] for choice in choices] == ["p0", "p1", "é2", "é3"]
+    assert [choice["logprobs"]["text_offset"] for choice in choices] == [[0, 1]] * 2 + [
+        [0, 0, 1]
+    ] * 2
+    stream = chunks(streamed(made.stream("m"), events))
+    assert [chunk["choices"][0]["text"] for chunk in stream][:4] == ["p0", "p1", "é2", "é3"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_scored_alone(stream: bool) -> None:
+    """I-MAX-TOKENS-ZERO."""
+    made = exchange(echo=True, logprobs=1, prompt="pq", max_tokens=0, stream=stream)
+    events: list[Event] = [told("p", "q"), finished(FinishReason.LENGTH, completion_tokens=0)]
+    if stream:
+        ((choice,),) = [chunk["choices"] for chunk in chunks(streamed(made.stream("m"), events))]
+    else:
+        (choice,) = answer(made, events)["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("pq", "length")
+    assert choice["logprobs"] == {name: column[:2] for name, column in SCORED.items()}
+
+
+def test_prompt_logprobs_have_vllm_s_shape() -> None:
+    made = exchange(prompt=["pq", "r"], n=2, prompt_logprobs=1)
+    events: list[Event] = [told("p", "q"), told("r", prompt=1)]
+    events += [token("a", index=index) for index in range(4)]
+    events.append(finished(*[FinishReason.LENGTH] * 4))
+    expected = [
+        None,
+        {
+            "11": {"logprob": -1.0, "rank": 2, "decoded_token": "q"},
+            "7": {"logprob": -0.25, "rank": 1, "decoded_token": "x"},
+        },
+    ]
+    choices = answer(made, events)["choices"]
+    assert [choice["prompt_logprobs"] for choice in choices] == [expected] * 2 + [[None]] * 2
+    assert [choice["logprobs"] for choice in choices] == [None] * 4
+
+
+def test_the_winners_of_best_of_have_their_prompt_in_front() -> None:
+    made = exchange(prompt=["pq", "r"], n=1, best_of=2, echo=True, logprobs=0)
+    events: list[Event] = [told("p", "q"), told("r", prompt=1)]
+    events += [
+        token(str(index), index=index, chosen=entry(str(index), -float(index % 3)))
+        for index in range(4)
+    ]
+    events.append(finished(*[FinishReason.LENGTH] * 4))
+    choices = answer(made, events)["choices"]
+    assert [choice["text"] for choice in choices] == ["pq0", "r3"]
+    assert [choice["logprobs"]["tokens"] for choice in choices] == [["p", "q", "0"], ["r", "3"]]
+
+
+def test_an_upstream_that_tells_nothing_of_the_prompt_leaves_it_out() -> None:
+    made = exchange(echo=True, logprobs=0, prompt="pq", prompt_logprobs=0)
+    events: list[Event] = [token("a", chosen=entry("a")), finished()]
+    (choice,) = answer(made, events)["choices"]
+    assert (choice["text"], choice["prompt_logprobs"]) == ("pqa", [])
+    assert choice["logprobs"]["text_offset"] == [len("pq")]
 
 
 def test_echo_puts_the_prompt_in_front_of_every_choice() -> None:
@@ -216,8 +366,10 @@ def test_an_echoed_prompt_comes_even_without_a_token() -> None:
 
 
 def answer(made: CompletionExchange, events: list[Event]) -> Any:
+    """Held against openai-python's types, which know nothing of a first token without logprob."""
     reply = made.collect("m", events, TIMINGS)
-    Completion.model_validate_json(reply.body, strict=True)
+    if not made.echo or made.logprobs is None:
+        Completion.model_validate_json(reply.body, strict=True)
     return json.loads(reply.body)
 
 

@@ -26,6 +26,7 @@ from tests.gateway.dialects.events import (
     finished,
     streamed,
     token,
+    told,
 )
 
 EVENTS: list[Event] = [
@@ -209,9 +210,25 @@ def test_golden_answer_with_details() -> None:
 def test_decoder_input_details_imply_details() -> None:
     reply = exchange(decoder_input_details=True).collect("m", EVENTS, TIMINGS)
     details = json.loads(reply.body)["details"]
-    assert details["prefill"] == []
+    assert details["prefill"] == []  # of an upstream that tells nothing
     assert details["seed"] is None
     assert [one["text"] for one in details["tokens"]] == ["Hé", "", " x", "<|im_end|>"]
+
+
+def test_decoder_input_details_show_the_prompt_the_first_token_without_logprob() -> None:
+    """E-PREFIX-PROMPT-LOGPROBS: for every sequence of `best_of`."""
+    made = exchange(decoder_input_details=True, best_of=2, do_sample=True)
+    assert made.request.sampling.prompt_logprobs == 0
+    assert exchange(details=True).request.sampling.prompt_logprobs is None
+    events = [told("Hel", "lo"), *best_of_events(-2.0, -1.0)]
+    answer = json.loads(made.collect("m", events, TIMINGS).body)
+    TextGenerationOutput.parse_obj_as_instance(answer)
+    prefill = [
+        {"id": 10, "text": "Hel", "logprob": None},
+        {"id": 11, "text": "lo", "logprob": -1.0},
+    ]
+    assert answer["details"]["prefill"] == prefill
+    assert answer["details"]["best_of_sequences"][0]["prefill"] == prefill
 
 
 def test_headers_say_where_the_time_went() -> None:
