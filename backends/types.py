@@ -133,8 +133,8 @@ class BeamParams:
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ValueError("width must be at least 1")
-        if not math.isfinite(self.length_penalty):
-            raise ValueError("length_penalty must be finite")
+        if not -10.0 <= self.length_penalty <= 10.0:  # beyond, powers of long answers overflow
+            raise ValueError("length_penalty must be in [-10, 10]")
 
 
 class FinishReason(enum.Enum):

@@ -200,18 +200,13 @@ class Scheduler:
                     step.add(sequence, share)
         return step
 
-    def num_spare_blocks(self, sequence: Sequence) -> int:
-        """Blocks that a running sequence may take ahead of its tokens, at nobody's cost.
+    def may_run_ahead(self) -> bool:
+        """Whether all that run are likely to reach their ends with what is free, whoever is faster.
 
-        None while anybody waits; else those in which nothing is cached, and that are left when all
-        others that run have reached their expected ends.
+        Admission counts on a token per step each: who gets more grows before others have ended.
         """
-        if len(self.waiting):
-            return 0
-        growth = sum(self._admission.expected_growth(s) for s in self.running if s is not sequence)
-        block_manager = self._block_manager
-        num_left = block_manager.num_free_blocks - growth
-        return max(0, min(block_manager.num_clean_blocks, num_left))
+        growth = sum(map(self._admission.expected_growth, self.running))
+        return growth <= self._block_manager.num_free_blocks
 
     def expected_tokens(self) -> int:
         """Tokens that are still to be computed for all that is here, as far as can be foreseen."""

@@ -46,14 +46,15 @@ class Speculation:
 
     def plan(self, step: ScheduledStep) -> None:
         """Let those of a step who are being answered guess, in equal shares, with rows that nobody
-        else wanted.
+        else wanted. Where blocks are so few that whoever gets on faster might be in the way of
+        others, nobody does.
 
         Blocks taken here are given back in `settle`, as far as the guesses were wrong.
         """
         if not self._max_draft_tokens:
             return
         room = min(step.budget, MAX_ROWS - step.num_decode_tokens - step.num_prefill_tokens)
-        if room < 1:
+        if room < 1 or not self._scheduler.may_run_ahead():
             return
         answered = [
             (index, sequence)
@@ -88,6 +89,15 @@ class Speculation:
         guess = sequence.drafter.guess(most)
         missing = self._block_manager.blocks_for(num_known + len(guess)) - len(table)
         if missing > 0:
-            spare = self._scheduler.num_spare_blocks(sequence)
-            self._block_manager.allocate(sequence, min(missing, spare))
+            self._block_manager.allocate(sequence, min(missing, self._num_spare_blocks()))
         return guess[: len(table) * self._block_manager.block_size - num_known]
+
+    def _num_spare_blocks(self) -> int:
+        """Blocks that nobody misses: nobody waits, nothing is cached in them, and each that runs
+        still finds one to grow into in the next step.
+        """
+        if len(self._scheduler.waiting):
+            return 0
+        block_manager, num_running = self._block_manager, len(self._scheduler.running)
+        spare = min(block_manager.num_clean_blocks, block_manager.num_free_blocks - num_running)
+        return max(0, spare)

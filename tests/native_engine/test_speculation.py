@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +11,7 @@ import pytest
 
 from native_engine.engine import Engine
 from native_engine.noise import uniform
+from native_engine.output_lengths import ENOUGH
 from native_engine.speculation import MAX_ROWS
 from native_engine.step_cost import DECAY
 from native_engine.types import (
@@ -291,10 +293,10 @@ def test_nothing_cached_is_forgotten_for_a_draft() -> None:
     assert not any(takes_blocks_for_drafts(share, 4) for share in shares)
 
 
-@pytest.mark.parametrize("num_blocks", range(27, 34))
-def test_who_runs_ahead_leaves_the_others_the_blocks_to_reach_their_ends(num_blocks: int) -> None:
-    """One repeats itself for 108 tokens, 27 blocks; one that does not needs 7 by its own end, when
-    the first would have as many without drafts.
+@pytest.mark.parametrize("num_blocks", range(24, 44))
+def test_who_could_run_ahead_preempts_nobody_who_cannot(num_blocks: int) -> None:
+    """27 blocks for one that repeats itself and 12 for one that does not: step by step they need 33
+    at most together, since the second ends first. Only where there are 39 may the first be faster.
     """
 
     class Unequal(RepeatingRunner):
@@ -306,12 +308,35 @@ def test_who_runs_ahead_leaves_the_others_the_blocks_to_reach_their_ends(num_blo
             return StubRunner._result(self, share, context)
 
     runner = Unequal(num_blocks=num_blocks, block_size=4)
-    engine = make_engine(runner, speculation="prompt_lookup")
+    engine = make_engine(runner, speculation="prompt_lookup", prefix_caching=False)
     engine.add(repeating("repeats", max_tokens=100))
-    engine.add(repeating("does not", max_tokens=20))
+    engine.add(make_request("does not", prompt=5, max_tokens=40))
     drain(engine)
     assert engine.stats().num_preemptions == 0
     assert engine.stats().num_accepted_tokens > 20
+
+
+def test_nobody_is_preempted_for_a_block_that_a_draft_took() -> None:
+    """Where the one who guesses is expected to end sooner than it does, in crowded pools."""
+    num_taken = 0
+    for num_blocks, length in itertools.product(range(10, 18), range(1, 9)):
+        runner = RepeatingRunner(num_blocks=num_blocks, block_size=4)
+        engine = make_engine(runner, speculation="prompt_lookup", prefix_caching=False)
+        for index in range(ENOUGH):
+            engine.add(make_request(str(index), prompt=PERIOD, max_tokens=20))
+            drain(engine)
+        engine.add(make_request("longer", prompt=PERIOD, max_tokens=40))
+        engine.add(make_request("beside it", prompt=length, max_tokens=30))
+        took_blocks = False
+        while engine.has_work:
+            num_preemptions = engine.stats().num_preemptions
+            engine.step()
+            assert not took_blocks or engine.stats().num_preemptions == num_preemptions
+            took_blocks = any(
+                takes_blocks_for_drafts(share, 4) for share in runner.batches[-1].sequences
+            )
+            num_taken += took_blocks
+    assert num_taken > 50
 
 
 def test_those_who_are_answered_guess_in_equal_shares() -> None:

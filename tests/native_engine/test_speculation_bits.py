@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,21 @@ def test_a_preemption_changes_nothing(tmp_path: Path) -> None:
     assert guessed == answers(runner, asked, "off")[0]
 
 
+def test_forked_choices_change_nothing(tmp_path: Path) -> None:
+    """Parent and children guess in the same steps, behind a prompt computed once."""
+    runner = runner_for(tmp_path)
+    parent = requests(1.0)[3]
+    choices = [
+        replace(parent, request_id=str(index), sampling=replace(parent.sampling, seed=index))
+        for index in range(4)
+    ]
+    family = [choices[0], *(replace(one, fork_of="0") for one in choices[1:])]
+    guessed, engine = answers(runner, family, "prompt_lookup")
+    assert engine.stats().prompt_tokens_total == len(parent.prompt_token_ids)
+    assert 0 < engine.stats().num_accepted_tokens < engine.stats().num_draft_tokens
+    assert guessed == answers(runner, choices, "off")[0]
+
+
 def test_where_there_is_no_compiler_it_is_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,8 +144,9 @@ def test_where_there_is_no_compiler_it_is_the_same(
 
 @pytest.mark.parametrize("wrong_from", [1, 2, 5, 7])
 def test_drafts_are_mapped_through_the_block_table(tmp_path: Path, wrong_from: int) -> None:
-    """Slots in blocks out of order, drafts right up to one of them: each token drawn while they
-    are is that of plain decoding, and so is the one drawn over the slots of those rejected.
+    """TGI #2711: slots in blocks out of order, drafts right up to one of them: each token drawn
+    while they are is that of plain decoding, and so is the one drawn over the slots of those
+    rejected.
     """
     runner = runner_for(tmp_path)
     table = [9, 2, 30, 4, 17]

@@ -100,3 +100,11 @@ def test_the_throughput_follows_the_last_steps() -> None:
     for _ in range(200):
         cost.observe(10, 0, 1.0)
     assert cost.tokens_per_s == pytest.approx(10, rel=0.2)
+
+
+def test_drafts_that_failed_take_time_and_are_no_work_done() -> None:
+    cost = StepCost()
+    cost.observe(8, 0, 2.0, num_rejected_tokens=6)
+    assert cost.tokens_per_s == 1.0
+    cost.observe(8, 10, 3.0)
+    assert cost.prefill_tokens_within(2.5, 8) == 5
