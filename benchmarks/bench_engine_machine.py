@@ -5,7 +5,7 @@ the more there are, the rarer the interleavings that a minute of testing finds.
 
     python -m benchmarks.bench_engine_machine --examples 300
 
-5,200 to 6,000 a second on one of 2 cores, in four runs of 150 examples with little else running.
+6,200 and 6,600 a second on one of 2 cores, in two runs of 150 examples with little else running.
 """
 
 from __future__ import annotations

@@ -35,7 +35,9 @@ class EngineConfig:
     kv_cache_bytes: int = 0  # 0: a share of the free memory, see `model_runner`
     cpu_threads: int = 0  # 0: the cores this process may use, less one
     prefix_caching: bool = True  # find KV blocks of earlier prompts that begin alike
-    max_cached_share: float = 0.5  # of all KV blocks: who has more free and cached loses its own
+    max_cached_share: float = (
+        0.5  # of the pool, for one tenant's free cached blocks where others' would be overwritten
+    )
     speculation: Speculation = "off"  # guess tokens ahead and verify them; outputs stay the same
     max_draft_tokens: int = 7  # guesses of one sequence in one step
     num_token_ids: int = 0  # ids the tokenizer knows; 0: all rows of the model's embedding

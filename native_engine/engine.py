@@ -309,7 +309,10 @@ class Engine:
         ]
 
     def _parent(self, request: EngineRequest, root: bytes) -> Sequence | None:
-        """Whom to fork it from, if that one is still here. Raises EngineError."""
+        """Whom to fork it from, if that one is still here. Raises EngineError.
+
+        Nobody, if it asks for log-probabilities of its prompt: it computes that itself.
+        """
         parent = self._sequences.get(request.fork_of) if request.fork_of is not None else None
         if parent is not None:
             prompt = parent.token_ids[: parent.num_prompt_tokens]
@@ -318,7 +321,7 @@ class Engine:
                     f"request {request.request_id} cannot be forked from {request.fork_of}, which "
                     "has another prompt or cache salt; leave fork_of out"
                 )
-        return parent
+        return parent if request.sampling.num_prompt_logprobs is None else None
 
     def _record_computed(
         self, step: ScheduledStep, results: Values[SequenceResult], started_s: float

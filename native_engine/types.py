@@ -63,7 +63,10 @@ class EngineRequest:
     weight: float = 1.0  # of its tenant's share, against those of others that wait as well
     priority: int = 0  # of its class: a higher one goes first
     timeout_s: float | None = None  # from add(): what is not done by then ends as it stands
-    fork_of: str | None = None  # one added before with this prompt and salt: computed there only
+    fork_of: str | None = (
+        None  # one added before with this prompt and salt: computed there only, unless `sampling`
+        # asks for log-probabilities of the prompt
+    )
 
 
 class FinishReason(enum.Enum):

@@ -15,6 +15,7 @@ from backends.types import Event, GenerationRequest
 from tests.gateway.serving import POLICY, Gateway, gateway_over
 
 CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
 
 
 def chat(text: str = "one two three", **fields: object) -> dict[str, object]:
@@ -57,6 +58,20 @@ async def test_charges_the_exact_count_and_holds_nothing_when_idle(
     assert await gateway.reserved() == 0
     assert await gateway.used("requests") == 1
     assert await gateway.used("tokens") == 3 + 4  # the prompt, the echo and its end
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("max_tokens", [0, 2])
+async def test_an_echoed_prompt_is_charged_once(
+    gateway: Gateway, max_tokens: int, stream: bool
+) -> None:
+    """Q-CHARGE-ONE, I-MAX-TOKENS-ZERO: as a prompt; that it is written down costs nothing."""
+    fields = {"prompt": "one two three", "echo": True, "logprobs": 1, "max_tokens": max_tokens}
+    answer = await gateway.call(COMPLETIONS, {"model": "echo", "stream": stream, **fields})
+    assert answer.status == 200
+    assert "one two three" in answer.text
+    assert await gateway.reserved() == 0
+    assert await gateway.used("tokens") == 3 + max_tokens
 
 
 async def test_a_client_that_leaves_is_charged_for_what_it_got(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ several tenants and classes, some to be forked from others, that come at random 
 between or inside steps, and are preempted by want of blocks or by force. What a request yields
 alone is computed once, whole prompt at once, without a cache or speculation, in blocks of 16; so
 batch mates, arrival order, budget, chunks, block size, cache, forks, salts, preemptions, and drafts
-right and wrong must all leave no trace in its tokens, its
-log-probabilities and its end. All is a function of the seed.
+right and wrong must all leave no trace in its tokens, its log-probabilities, those of its prompt
+and its end. All is a function of the seed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from native_engine.types import (
     EngineRequest,
     FinishReason,
     LogitRules,
+    PromptLogprob,
     SampledToken,
     SamplingParams,
     SequenceResult,
@@ -46,7 +47,14 @@ NUM_REQUESTS = 200  # different ones; schedules mix and repeat them
 
 FEW = (9, 10, 11)  # an answer of so few ids repeats itself, so that drafts are made
 
-Answer = tuple[list[SampledToken], FinishReason]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """All that a request yields. Of its prompt nothing, unless it asks."""
+
+    tokens: list[SampledToken]
+    reason: FinishReason
+    prompt: tuple[PromptLogprob, ...] | None
 
 
 def tiny_runner(model: str, folder: Path) -> ModelRunner:
@@ -64,6 +72,7 @@ class Tally:
     requests: int = 0
     steps: int = 0
     tokens: int = 0
+    scored_tokens: int = 0  # of prompts, those whose log-probabilities were told
     draft_tokens: int = 0  # guessed ahead and verified
     accepted_tokens: int = 0  # among them
     cached_tokens: int = 0
@@ -104,11 +113,12 @@ class Arrival:
     aborted_at: int | None  # counted in steps too
     tokens: list[SampledToken] = field(default_factory=list)
     reason: FinishReason | None = None
+    prompts: list[tuple[PromptLogprob, ...]] = field(default_factory=list)  # one, if it asks
 
     @property
     def mismatch(self) -> str | None:
         """What is wrong with it by now; what is still missing is not."""
-        tokens, reason = self.expected
+        tokens, reason = self.expected.tokens, self.expected.reason
         for index, token in enumerate(self.tokens):
             if token not in tokens[index : index + 1]:
                 return f"token {index} is {token} and not {tokens[index : index + 1]}"
@@ -116,6 +126,10 @@ class Arrival:
             return (
                 f"it ends after {len(self.tokens)} with {self.reason}, not {len(tokens)}, {reason}"
             )
+        has_begun = self.tokens or self.reason is not None
+        prompts = [self.expected.prompt] if has_begun and self.expected.prompt is not None else []
+        if self.prompts != prompts:
+            return f"of the prompt is told {self.prompts} and not {prompts}"
         return None
 
 
@@ -186,6 +200,10 @@ class RandomSchedules:
         prompt, sampling = self._requests[index]
         tenant, weight = choose.choice([("", 1.0), ("light", 1.0), ("heavy", 3.0)])
         priority = choose.choice([0, 0, 1, 3])
+        expected = self._answer_alone(index)
+        if parent and choose.random() < 0.5:  # who asks about its prompt cannot be forked
+            sampling = replace(sampling, num_prompt_logprobs=None)
+            expected = replace(expected, prompt=None)
         return Arrival(
             request=EngineRequest(
                 request_id=request_id,
@@ -197,7 +215,7 @@ class RandomSchedules:
                 priority=parent.priority if parent else priority,
                 fork_of=parent.request_id if parent else None,
             ),
-            expected=self._answer_alone(index),
+            expected=expected,
             at_step=at_step,
             aborted_at=at_step + choose.randrange(30) if choose.random() < 0.15 else None,
         )
@@ -214,7 +232,9 @@ class RandomSchedules:
             tokens = [output.token for output in outputs if output.token is not None]
             reason = outputs[-1].finish_reason
             assert reason is not None
-            self._alone[index] = tokens, reason
+            self._alone[index] = Answer(
+                tokens=tokens, reason=reason, prompt=outputs[0].prompt_logprobs
+            )
         return self._alone[index]
 
 
@@ -278,9 +298,12 @@ class _Run:
         outputs = self._engine.step()
         self._runner.interrupt = lambda: None
         for output in outputs:
-            assert output.token is not None, output.error
+            assert output.error is None
             arrival = self._here[output.request_id]
-            arrival.tokens.append(output.token)
+            if output.token is not None:
+                arrival.tokens.append(output.token)
+            if output.prompt_logprobs is not None:
+                arrival.prompts.append(output.prompt_logprobs)
             arrival.reason = output.finish_reason
             if output.finish_reason is not None:
                 del self._here[output.request_id]
@@ -289,6 +312,7 @@ class _Run:
     def _close(self, arrival: Arrival) -> None:
         self._tally.requests += 1
         self._tally.tokens += len(arrival.tokens)
+        self._tally.scored_tokens += sum(map(len, arrival.prompts))
         mismatch = arrival.mismatch
         if mismatch is not None:
             self._tally.mismatches.append(f"{self._name}, {arrival.request}: {mismatch}")
@@ -309,7 +333,7 @@ def _random_request(
     whole = (*first, *second, *pieces[2], *pieces[3])
     prompt = (*whole[: choose.randint(1, len(whole))], *_random_ids(choose, choose.randrange(4)))
     return prompt, SamplingParams(
-        max_tokens=choose.randint(1, MAX_OUTPUT),
+        max_tokens=choose.choice([0, *[choose.randint(1, MAX_OUTPUT)] * 9]),
         temperature=choose.choice([0.0, 0.0, 0.7, 1.0, 2.0]),
         top_k=choose.choice([0, 0, 1, 5, 40]),
         top_p=choose.choice([1.0, 1.0, 0.9, 0.3]),
@@ -320,6 +344,7 @@ def _random_request(
         stop_token_ids=choose.choice([(), (), tuple(range(4, 8))]),
         ignore_eos=choose.random() < 0.2,
         num_logprobs=choose.choice([None, 0, 3, VOCAB_SIZE]),
+        num_prompt_logprobs=choose.choice([None, None, None, 0, 3]),
         rules=_random_rules(choose) if choose.random() < 0.5 else None,
     )
 

@@ -65,6 +65,8 @@ def continuation(
     prompt: Sequence[int], sampling: SamplingParams, *, vocab_size: int, max_num_tokens: int
 ) -> tuple[list[int], FinishReason]:
     """What a request must yield, however it is scheduled. Shares no code with the engine."""
+    if not sampling.max_tokens:
+        return [], FinishReason.LENGTH
     digest = EMPTY
     for token_id in prompt:
         digest = digest_after(digest, token_id)

@@ -21,6 +21,8 @@ by what a step computes. The promises, by their numbers in the tests of this fol
 11. What is constrained by a grammar keeps to it. There are no grammars yet.
 12. Sequences under different salts share no block.
 13. Counters and usage are what was handed out, to the token.
+14. Log-probabilities of a prompt come whole and once, with the first output, and computing them
+    takes nothing from a cache or a parent.
 
 Who holds which, beside this machine:
 
@@ -36,6 +38,7 @@ Who holds which, beside this machine:
 | 10 | | | `tests/backends/text` |
 | 12 | `check_salts`, `StubRunner` | `test_random_schedules` | `test_engine_prefix_cache` |
 | 13 | `count`, `check` | | `test_engine` |
+| 14 | `Promise.keep`, `begin` | `test_random_schedules` | `test_engine_prompt_logprobs` |
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ from native_engine.types import (
 )
 from tests.native_engine.harness import Clock, expected, make_engine
 from tests.native_engine.peeking import in_line, lost_blocks, preempt, running
-from tests.native_engine.stub_runner import StubRunner
+from tests.native_engine.stub_runner import StubRunner, prompt_logprobs
 from tests.native_engine.traffic import VOCAB_SIZE, Family, Moment, families_of, moments_of
 from tests.native_engine.turns import Turns
 
@@ -105,18 +108,26 @@ class Promise:
         """Tokens to compute, if none is lost."""
         return len(self.request.prompt_token_ids) + len(self.tokens)
 
+    @property
+    def asks(self) -> bool:
+        """Whether it wants log-probabilities of its prompt."""
+        return self.request.sampling.num_prompt_logprobs is not None
+
     def keep(self, output: SequenceOutput) -> None:
-        """Hold an output against it: promises 3, 4 and 13."""
-        assert output.token is not None
-        assert output.token.token_id == self.tokens[self.num_yielded]
+        """Hold an output against it: promises 3, 4, 13 and 14."""
+        drawn = [] if output.token is None else [output.token.token_id]
+        assert drawn == self.tokens[self.num_yielded : self.num_yielded + 1]
         if self.num_yielded == 0:
             assert self.started_s is not None
             assert output.queue_s == self.started_s - self.added_s
             assert output.cached_tokens == self.num_cached
+            told = prompt_logprobs(self.request.prompt_token_ids) if self.asks else None
+            assert output.prompt_logprobs == told
         else:
-            assert (output.queue_s, output.cached_tokens) == (None, None)
+            told_again = (output.queue_s, output.cached_tokens, output.prompt_logprobs)
+            assert told_again == (None, None, None)
         self.num_yielded += 1
-        is_last = self.num_yielded == len(self.tokens)
+        is_last = self.num_yielded >= len(self.tokens)
         assert output.finish_reason == (self.reason if is_last else None)
 
 
@@ -198,6 +209,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.live: dict[str, Promise] = {}
         self.num_failed_in_a_row = self.num_expired = 0
         self.prompt_tokens = self.generated_tokens = self.cached_tokens = 0
+        self.looked_for_tokens = 0  # in the cache
         self.happenings: dict[str, Callable[[int], None]] = {
             "step": self.step_plainly,
             "arrive": self.step_after_arrivals,
@@ -264,13 +276,17 @@ class EngineMachine(RuleBasedStateMachine):
             self.live[request.request_id] = Promise(request, tokens, reason, self.clock.now_s)
 
     def is_full_for(self, request: EngineRequest) -> bool:
-        """By requests, or by prompt tokens in line: a family's prompt counts once."""
+        """By requests, or by prompt tokens in line: a family's prompt counts once, and again for
+        each who asks about it.
+        """
         if len(self.live) == self.engine.info.max_num_seqs + self.engine.info.max_waiting:
             return True
         queued = sum(
             len(self.live[s.request_id].request.prompt_token_ids) for s in in_line(self.engine)
         )
-        own = 0 if request.fork_of in self.live else len(request.prompt_token_ids)
+        asks = request.sampling.num_prompt_logprobs is not None
+        is_computed = asks or request.fork_of not in self.live
+        own = len(request.prompt_token_ids) if is_computed else 0
         return 0 < self.max_waiting_tokens < queued + own and queued > 0
 
     def step_plainly(self, which: int) -> None:
@@ -355,11 +371,14 @@ class EngineMachine(RuleBasedStateMachine):
                 del self.live[output.request_id]
 
     def count(self, promise: Promise) -> None:
-        self.generated_tokens += 1
+        self.generated_tokens += bool(promise.tokens)
         if promise.num_yielded == 1 and not promise.is_forked:
             assert promise.num_cached is not None
-            self.prompt_tokens += len(promise.request.prompt_token_ids)
+            num_tokens = len(promise.request.prompt_token_ids)
+            self.prompt_tokens += num_tokens
             self.cached_tokens += promise.num_cached
+            if self.prefix_caching and not promise.asks:
+                self.looked_for_tokens += num_tokens
 
     def inside(self, batch: StepBatch) -> None:
         """While the step runs: promises 6 and 8; then what this step has in store."""
@@ -398,8 +417,11 @@ class EngineMachine(RuleBasedStateMachine):
             assert (len(share.token_ids) if share else 0) >= least
 
     def begin(self, promise: Promise, sequence: Sequence) -> None:
-        """Promise 5: a fork has all but the last token of a prompt that is its own."""
+        """Promise 5: a fork has all but the last token of a prompt that is its own. Promise 14:
+        who asks about a prompt begins with nothing.
+        """
         computed = sequence.num_computed_tokens
+        assert not promise.asks or (computed, sequence.is_forked) == (0, False)
         promise.is_forked = sequence.is_forked
         if sequence.is_forked:
             assert promise.request.fork_of is not None
@@ -425,8 +447,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert stats.prompt_tokens_total == self.prompt_tokens
         assert stats.generation_tokens_total == self.generated_tokens
         assert stats.prefix_cache_hits == self.cached_tokens
-        looked_for = self.prompt_tokens if self.prefix_caching else 0
-        assert stats.prefix_cache_queries == looked_for
+        assert stats.prefix_cache_queries == self.looked_for_tokens
 
     def check_salts(self) -> None:
         salts: dict[int, str] = {}

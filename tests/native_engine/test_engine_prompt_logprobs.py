@@ -60,6 +60,28 @@ def test_a_warm_prompt_is_computed_whole_and_told_whole() -> None:
     assert engine.stats().prefix_cache_queries == len(PROMPT)
 
 
+@pytest.mark.parametrize("prefix_caching", [True, False], ids=["cached", "off"])
+def test_who_asks_is_forked_from_nobody_and_others_are_forked_from_it(prefix_caching: bool) -> None:
+    """The prompt is computed once for each who asks, at once, and once for all the others."""
+    runner = StubRunner()
+    engine = make_engine(runner, max_num_batched_tokens=64, prefix_caching=prefix_caching)
+    parent = make_request("parent", prompt=PROMPT, num_prompt_logprobs=0)
+    asking = make_request("asking", prompt=PROMPT, num_prompt_logprobs=0, fork_of="parent")
+    plain = make_request("plain", prompt=PROMPT, fork_of="parent")
+    for request in (parent, asking, plain):
+        engine.add(request)
+    transcript = Transcript()
+    transcript.record(engine.step())
+    told = prompt_logprobs(PROMPT)
+    assert transcript.prompt_logprobs == {"parent": told, "asking": told}
+    drain(engine, transcript)
+    for request in (parent, asking, plain):
+        assert transcript.of(request.request_id) == expected(request, runner)
+    assert transcript.prompt_logprobs == {"parent": told, "asking": told}
+    assert runner.num_tokens_computed == 2 * len(PROMPT) + 1 + 3 * (6 - 1)
+    assert engine.stats().prompt_tokens_total == 2 * len(PROMPT)
+
+
 @pytest.mark.parametrize("steps", range(1, 14))
 def test_a_preemption_at_any_step_neither_loses_nor_repeats_them(steps: int) -> None:
     runner = StubRunner(num_blocks=14, block_size=4)

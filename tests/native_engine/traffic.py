@@ -54,11 +54,15 @@ def _family(choices: Choices) -> Family:
     first = _request(choices)
     count = choices.of((1, 1, 1, 1, 1, 1, 2, 4))
     return tuple(
-        replace(first, sampling=replace(first.sampling, seed=first.sampling.seed + index))
-        if index
-        else first
+        replace(first, sampling=_sibling(choices, first.sampling, index)) if index else first
         for index in range(count)
     )
+
+
+def _sibling(choices: Choices, first: SamplingParams, index: int) -> SamplingParams:
+    """That it asks about the prompt too is allowed, though it then cannot be forked."""
+    asked = choices.of((None, first.num_prompt_logprobs))
+    return replace(first, seed=first.seed + index, num_prompt_logprobs=asked)
 
 
 def _request(choices: Choices) -> EngineRequest:
@@ -70,13 +74,14 @@ def _request(choices: Choices) -> EngineRequest:
         request_id="",
         prompt_token_ids=(*stem[:length], *tail),
         sampling=SamplingParams(
-            max_tokens=1 + choices.below(32),
+            max_tokens=(1 + choices.below(32)) % 32,  # 1 to 31, and none
             temperature=choices.of((0.0, 1.0)),
             seed=choices.below(4),
             eos_token_ids=choices.of(((), (), (), (0,), (0, 1))),
             stop_token_ids=choices.of(((), (), (), (2,))),
             ignore_eos=choices.of((False, True)),
             rules=choices.of((None, None, None, COUNTED)),
+            num_prompt_logprobs=choices.of((None, None, None, 0)),
         ),
         cache_salt=choices.of(("", "", "other")),
         tenant=tenant,
