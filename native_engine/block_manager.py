@@ -239,16 +239,21 @@ class BlockManager:
                     raise AssertionError(f"block {block} of {sequence} holds something else")
         clean, cached = list(self._free.clean), list(self._free.cached)
         used = [block for block, count in enumerate(references) if count]
-        named = {name: block for block, name in enumerate(hashes) if name is not None}
+        found = self._blocks
         checks = (
             (references == ref_counts, "ref counts are not the tables'"),
-            (named == self._blocks, "names do not mirror what is found by them"),
-            (self.prefix_caching or not named, "named, though nobody may find them"),
+            (
+                len(found) == len(hashes) - hashes.count(None)
+                and all(hashes[block] == name for name, block in found.items()),
+                "names do not mirror what is found by them",
+            ),
+            (self.prefix_caching or not found, "named, though nobody may find them"),
             (not any(map(hashes.__getitem__, clean)), "clean with a name"),
             (all(map(hashes.__getitem__, cached)), "cached without a name"),
             (len(self._free) == len(clean) + len(cached), "the number of free blocks is wrong"),
             (
-                sorted([*clean, *cached, *used]) == list(range(self.num_blocks)),
+                len(clean) + len(cached) + len(used) == self.num_blocks
+                and len({*clean, *cached, *used}) == self.num_blocks,
                 "a block is lost, or free and used",
             ),
         )
@@ -256,7 +261,7 @@ class BlockManager:
             if not holds:
                 raise AssertionError(
                     f"{message}: {ref_counts} of {references}, clean {clean}, cached {cached}, "
-                    f"named {named}, found by name {self._blocks}"
+                    f"named {hashes}, found by name {found}"
                 )
         self._free.check_invariants()
 

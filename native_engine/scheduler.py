@@ -226,24 +226,29 @@ class Scheduler:
             AssertionError: they contradict.
         """
         waiting, running = list(self.waiting), self.running
-        self._block_manager.check_invariants([*waiting, *running])
-        queued_tokens = sum(s.num_prompt_tokens for s in waiting if s not in self.waiting.aside)
-        accounts = {s.account for s in [*waiting, *running]}
+        everyone = [*waiting, *running]
+        self._block_manager.check_invariants(everyone)
+        in_line = waiting[: len(waiting) - len(self.waiting.aside)]
+        accounts = {s.account for s in everyone}
+        ranks = [s.rank for s in running]
         checks = (
-            (all(s.status is SequenceStatus.WAITING for s in waiting), "status in waiting"),
-            (all(s.status is SequenceStatus.RUNNING for s in running), "status in running"),
-            (not any(s.block_table or s.num_computed_tokens for s in waiting), "a waiter's blocks"),
+            ({s.status for s in waiting} <= {SequenceStatus.WAITING}, "status in waiting"),
+            ({s.status for s in running} <= {SequenceStatus.RUNNING}, "status in running"),
+            (
+                not any(s.block_table or s.num_computed_tokens for s in waiting),
+                "held by a waiter",
+            ),
             (len(waiting) == len(self.waiting), "length of waiting"),
-            (queued_tokens == self.waiting.num_prompt_tokens, "tokens of waiting"),
-            (running == sorted(running, key=_rank), "order of running"),
+            (
+                sum([s.num_prompt_tokens for s in in_line]) == self.waiting.num_prompt_tokens,
+                "tokens of waiting",
+            ),
+            (ranks == sorted(ranks), "order of running"),
             (len(running) <= self._max_num_seqs, "too many running"),
             (len({a.tenant for a in accounts}) == len(accounts), "two accounts of one tenant"),
+            (sum([a.num_sequences for a in accounts]) == len(everyone), "numbers of the accounts"),
             (
-                sum(a.num_sequences for a in accounts) == len(waiting) + len(running),
-                "sequences of the accounts",
-            ),
-            (
-                len(self.deadlines) == sum(s.deadline_s < math.inf for s in [*waiting, *running]),
+                len(self.deadlines) == sum([s.deadline_s < math.inf for s in everyone]),
                 "deadlines",
             ),
         )

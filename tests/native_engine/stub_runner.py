@@ -164,7 +164,7 @@ class StubRunner:
         follows.
         """
         self._check_unchanged(share, context)
-        scores = self._prompt_logprobs(share, list(map(_token_id, context)))
+        scores = self._prompt_logprobs(share, context)
         if not share.sample:
             assert not share.num_drafts, f"{share.request_id} guesses what nothing is drawn after"
             return SequenceResult(prompt_logprobs=scores)
@@ -181,10 +181,11 @@ class StubRunner:
         )
 
     def _prompt_logprobs(
-        self, share: ScheduledSequence, context: list[int]
+        self, share: ScheduledSequence, slots: list[Slot]
     ) -> tuple[PromptLogprob, ...]:
         if share.sampling.num_prompt_logprobs is None:
             return ()
+        context = list(map(_token_id, slots))
         assert share.history is not None
         prompt = share.history.token_ids[: share.history.num_prompt_tokens]
         behind = prompt[share.start + 1 : len(context) + 1]

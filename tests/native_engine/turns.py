@@ -21,20 +21,21 @@ class Turns:
         self._max_bypass = max_bypass
         self._aging_s = aging_s
         self._since_s: dict[int, float] = {}  # a class had a turn or began to wait, by priority
+        self._waiting: list[Sequence] = []  # in line, when it was last looked
         self._before: list[Sequence] = []  # by rank
         self._heads: dict[int, Sequence] = {}
         self._passed: Counter[Sequence] = Counter()
 
     def look(self, now_s: float) -> list[Sequence]:
         """Note which classes wait since when. Returns those in line."""
-        waiting = in_line(self._engine)
+        waiting = self._waiting = in_line(self._engine)
         since_s = self._since_s
         self._since_s = {s.priority: since_s.get(s.priority, now_s) for s in waiting}
         return waiting
 
     def before_step(self, now_s: float) -> None:
         """Note who runs and who is the head of a class. A class ends with its last deadline."""
-        staying = {s.priority for s in self.look(now_s) if s.deadline_s > now_s}
+        staying = {s.priority for s in self._waiting if s.deadline_s > now_s}
         self._since_s = {p: since_s for p, since_s in self._since_s.items() if p in staying}
         self._before = running(self._engine)
         self._heads = heads(self._engine)
