@@ -236,7 +236,7 @@ class Scheduler:
             ({s.status for s in running} <= {SequenceStatus.RUNNING}, "status in running"),
             (
                 not any(s.block_table or s.num_computed_tokens for s in waiting),
-                "held by a waiter",
+                "a waiter's blocks",
             ),
             (len(waiting) == len(self.waiting), "length of waiting"),
             (

@@ -1,7 +1,7 @@
 """Without a GPU the Triton kernels run under Triton's interpreter, which reads this at import.
 
-Triton is imported by the first kernel that is launched, so setting it at collection is early
-enough; nothing else here uses Triton.
+Here, as the first to be loaded of all tests: transformers imports Triton as well, wherever it is
+used.
 """
 
 from __future__ import annotations
