@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -115,7 +116,7 @@ class EngineHost:
         while True:
             self._receive()
             try:
-                outputs = self._engine.step() if self._engine.has_work else []
+                outputs = [] if self._engine.idle_s() else self._engine.step()
             except Exception as error:
                 self._fail_all(f"the engine broke: {type(error).__name__}: {error}")
                 raise
@@ -124,8 +125,10 @@ class EngineHost:
 
     def _receive(self) -> None:
         """Handle all that has come. With nothing else to do, wait for it, or for a heartbeat."""
-        if not self._engine.has_work:
-            self._socket.poll(max(0, int((self._next_heartbeat_s - self._clock()) * 1000)))
+        idle_s = self._engine.idle_s()
+        if idle_s:
+            idle_s = min(idle_s, self._next_heartbeat_s - self._clock())
+            self._socket.poll(max(0, math.ceil(idle_s * 1000)))
         while True:
             try:
                 identity, *frames = self._socket.recv_multipart(zmq.DONTWAIT)

@@ -9,19 +9,18 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence as Values
-from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import pairwise
 
+from native_engine.answering import advance
 from native_engine.block_manager import BlockManager
 from native_engine.config import EngineConfig
 from native_engine.errors import (
     DuplicateRequest,
     EngineError,
-    InvalidTokenId,
     QueueFull,
-    RequestTooLong,
 )
 from native_engine.fairness import OUTPUT_COST
+from native_engine.intake import check_request
 from native_engine.prefix_hash import root_hash
 from native_engine.scheduler import ScheduledStep, Scheduler
 from native_engine.sequence import Sequence, SequenceStatus
@@ -31,10 +30,8 @@ from native_engine.types import (
     EngineRequest,
     EngineStats,
     FinishReason,
-    PromptLogprob,
     Runner,
     SampledToken,
-    SamplingParams,
     ScheduledSequence,
     SequenceOutput,
     SequenceResult,
@@ -111,6 +108,9 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._sequences)
 
+    def idle_s(self) -> float:
+        return 0.0 if self._sequences else math.inf
+
     def stats(self) -> EngineStats:
         """Gauges and counters.
 
@@ -146,7 +146,9 @@ class Engine:
             EngineError: the prompt is empty or not that of the request it should be forked from,
                 or the weight is not above 0.
         """
-        self._check(request)
+        check_request(request, self._info)
+        if request.request_id in self._sequences:
+            raise DuplicateRequest(f"request {request.request_id} is waiting or running already")
         root = root_hash(f"{self._info.model_id} {self._info.dtype}", request.cache_salt)
         parent = self._parent(request, root)
         self._check_room(0 if parent else len(request.prompt_token_ids))
@@ -244,31 +246,6 @@ class Engine:
         if queued != self._sequences:
             raise AssertionError(f"{queued} are queued, {self._sequences} are known")
 
-    def _check(self, request: EngineRequest) -> None:
-        """Refuse what can never run. Raises as `add`."""
-        info = self._info
-        prompt = request.prompt_token_ids
-        if not prompt:
-            raise EngineError("the prompt is empty: at least one token is needed to go on from")
-        if len(prompt) + 1 > info.max_model_len:
-            raise RequestTooLong(
-                f"the prompt has {len(prompt)} tokens; with one to generate that is more than "
-                f"the context of {info.max_model_len}; shorten it"
-            )
-        blocks = self._block_manager.blocks_for(len(prompt) + 1)
-        if blocks > info.num_blocks:
-            raise RequestTooLong(
-                f"the prompt has {len(prompt)} tokens; with one to generate that needs {blocks} "
-                f"KV blocks of {info.block_size} tokens, and there are {info.num_blocks}; "
-                "shorten it, or give the engine more blocks"
-            )
-        _check_token_ids("prompt", prompt, info.vocab_size)
-        _check_sampling(request.sampling, info.vocab_size)
-        if not 0 < request.weight < math.inf:
-            raise EngineError(f"weight {request.weight} must be above 0 and finite")
-        if request.request_id in self._sequences:
-            raise DuplicateRequest(f"request {request.request_id} is waiting or running already")
-
     def _check_room(self, num_prompt_tokens: int) -> None:
         """Refuse what there is no room to queue. Raises QueueFull.
 
@@ -365,48 +342,24 @@ class Engine:
 
     def _append(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
         """Take one token into a running sequence, and end it if that was its last."""
-        if len(sequence.token_ids) == sequence.num_prompt_tokens:
-            return self._begin(sequence, token)
-        reason = self._take(sequence, token)
-        return SequenceOutput(request_id=sequence.request_id, token=token, finish_reason=reason)
-
-    def _begin(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
-        """The first output, which tells of the prompt, too. Who wants no token gets none."""
-        sampling = sequence.sampling
-        prompt_logprobs: tuple[PromptLogprob, ...] | None = None
-        if sampling.num_prompt_logprobs is not None:
-            prompt_logprobs = tuple(sequence.prompt_logprobs)
-            sequence.prompt_logprobs.clear()
-            # It has them: should it be preempted, it comes back like any other.
-            sequence.sampling = replace(sampling, num_prompt_logprobs=None)
-        if not sequence.is_forked:
-            self._prompt_tokens_total += sequence.num_prompt_tokens
-            if sampling.num_prompt_logprobs is None:
-                self._prefix_cache_queries += sequence.num_prompt_tokens
-            self._prefix_cache_hits += sequence.num_cached_tokens or 0
-        reason: FinishReason | None = FinishReason.LENGTH
-        if sampling.max_tokens:
-            reason = self._take(sequence, token)
-        else:
+        if not sequence.num_outputs:
+            self._count_prompt(sequence)
+        output = advance(sequence, token)
+        if output.token is not None:
+            sequence.account.counter += OUTPUT_COST / sequence.weight
+            self._generation_tokens_total += 1
+        if output.finish_reason is not None:
             self._finish(sequence)
-        return SequenceOutput(
-            request_id=sequence.request_id,
-            token=token if sampling.max_tokens else None,
-            finish_reason=reason,
-            queue_s=sequence.queue_s,
-            cached_tokens=sequence.num_cached_tokens,
-            prompt_logprobs=prompt_logprobs,
-        )
+        return output
 
-    def _take(self, sequence: Sequence, token: SampledToken) -> FinishReason | None:
-        """Add a token to what is known; why that ends the sequence, if it does."""
-        sequence.token_ids.append(token.token_id)
-        sequence.account.counter += OUTPUT_COST / sequence.weight
-        self._generation_tokens_total += 1
-        reason = _finish_reason(sequence, token.token_id)
-        if reason is not None:
-            self._finish(sequence)
-        return reason
+    def _count_prompt(self, sequence: Sequence) -> None:
+        """With its first token. What a sibling was forked from is not its own."""
+        if sequence.is_forked:
+            return
+        self._prompt_tokens_total += sequence.num_prompt_tokens
+        if sequence.sampling.num_prompt_logprobs is None:
+            self._prefix_cache_queries += sequence.num_prompt_tokens
+        self._prefix_cache_hits += sequence.num_cached_tokens or 0
 
     def _fail(self, step: ScheduledStep, error: Exception) -> list[SequenceOutput]:
         """End the requests of a failed step with an error; give up if it keeps happening."""
@@ -423,33 +376,3 @@ class Engine:
         """The one way out, for a request that ended and for one that was aborted."""
         del self._sequences[sequence.request_id]
         self._scheduler.finish(sequence)
-
-
-def _finish_reason(sequence: Sequence, token_id: int) -> FinishReason | None:
-    sampling = sequence.sampling
-    if token_id in sampling.eos_token_ids and not sampling.ignore_eos:
-        return FinishReason.EOS
-    if token_id in sampling.stop_token_ids:
-        return FinishReason.STOP
-    if len(sequence.token_ids) >= sequence.max_num_tokens:
-        return FinishReason.LENGTH
-    return None
-
-
-def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
-    """Raises InvalidTokenId. EOS ids are the model's own, not a client's."""
-    _check_token_ids("stop", sampling.stop_token_ids, vocab_size)
-    rules = sampling.rules
-    if rules is not None:
-        _check_token_ids("allowed", rules.allowed_token_ids, vocab_size)
-        _check_token_ids("biased", tuple(one for one, _ in rules.logit_bias), vocab_size)
-        _check_token_ids("banned", tuple(chain.from_iterable(rules.bad_words)), vocab_size)
-
-
-def _check_token_ids(what: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
-    """Raises InvalidTokenId. Checks the ends first: prompts are long, and mostly right."""
-    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
-        wrong = next(t for t in token_ids if not 0 <= t < vocab_size)
-        raise InvalidTokenId(
-            f"{what} token id {wrong} is outside the vocabulary (0 to {vocab_size - 1})"
-        )

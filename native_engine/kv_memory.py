@@ -20,13 +20,42 @@ def block_size_bytes(config: ModelConfig, *, block_size: int, dtype: torch.dtype
 
 def automatic_cache_bytes(device: torch.device) -> int:
     """A share of what is free now, the weights being loaded; on a CPU, with a cap."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_SHARE)
-    free_bytes = available_memory_bytes()
+    free_bytes = free_memory_bytes(device)
+    if device.type == "cuda" and free_bytes is not None:
+        return int(free_bytes * CUDA_SHARE)
     if free_bytes is None:
         return CPU_CAP_BYTES
     return min(CPU_CAP_BYTES, int(free_bytes * CPU_SHARE))
+
+
+def free_memory_bytes(device: torch.device) -> int | None:
+    """Free now; None where nobody says."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return available_memory_bytes()
+
+
+def num_blocks_for(
+    config: ModelConfig,
+    *,
+    num_tokens: int,
+    block_size: int,
+    dtype: torch.dtype,
+    free_bytes: int | None,
+) -> int:
+    """How many blocks hold so many tokens.
+
+    Raises:
+        EngineError: they take more than is free.
+    """
+    num_blocks = -(-num_tokens // block_size)
+    needed = num_blocks * block_size_bytes(config, block_size=block_size, dtype=dtype)
+    if free_bytes is not None and needed > free_bytes:
+        raise EngineError(
+            f"a KV cache of {num_tokens} tokens takes {needed} bytes, and {free_bytes} are free: "
+            "let it hold fewer tokens"
+        )
+    return num_blocks
 
 
 def num_cache_blocks(

@@ -21,9 +21,14 @@ from kernels.copy_blocks import copy_blocks
 from kernels.cpu.library import library
 from kernels.paged_attention import AttentionMetadata
 from native_engine.batch_invariance import InvariantProduct, find_invariant_product
-from native_engine.config import EngineConfig
+from native_engine.config import RunnerConfig
 from native_engine.errors import EngineError
-from native_engine.kv_memory import automatic_cache_bytes, num_cache_blocks
+from native_engine.kv_memory import (
+    automatic_cache_bytes,
+    free_memory_bytes,
+    num_blocks_for,
+    num_cache_blocks,
+)
 from native_engine.loader.load import load_model
 from native_engine.machine import available_cores
 from native_engine.models.decoder import Decoder, StepInputs
@@ -31,7 +36,6 @@ from native_engine.models.rotary import rotary_tables
 from native_engine.noise import uniform
 from native_engine.prompt_logprobs import SLICE_ROWS, score_prompts
 from native_engine.sampler import SamplingRow, sample
-from native_engine.speculation import MAX_ROWS
 from native_engine.types import ScheduledSequence, SequenceResult, StepBatch, TokenHistory
 
 PADDING_SLOT = -1
@@ -202,7 +206,7 @@ def _with_drafts(history: TokenHistory, drafts: Sequence[int]) -> TokenHistory:
     return replace(history, token_ids=[*history.token_ids, *drafts]) if drafts else history
 
 
-def build_runner(config: EngineConfig) -> ModelRunner:
+def build_runner(config: RunnerConfig) -> ModelRunner:
     """Load the model and lay out its KV cache. Sets torch's number of threads.
 
     Raises:
@@ -213,21 +217,14 @@ def build_runner(config: EngineConfig) -> ModelRunner:
     device = _device(config.device)
     model = load_model(config.model, dtype=_dtype(config.dtype, device), device=device)
     max_model_len = _max_model_len(config, model)
-    num_blocks = num_cache_blocks(
-        model.config,
-        block_size=config.block_size,
-        dtype=model.dtype,
-        cache_bytes=config.kv_cache_bytes or automatic_cache_bytes(device),
-        max_model_len=max_model_len,
-    )
     rows = model.config.vocab_size
     return ModelRunner(
         model,
-        num_blocks=num_blocks,
+        num_blocks=_num_blocks(config, model, max_model_len),
         block_size=config.block_size,
         max_model_len=max_model_len,
         vocab_size=min(rows, config.num_token_ids or rows),
-        product=_product(config, model),
+        product=_product(config, model, max_model_len),
     )
 
 
@@ -252,7 +249,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _max_model_len(config: EngineConfig, model: Decoder) -> int:
+def _max_model_len(config: RunnerConfig, model: Decoder) -> int:
     longest = model.config.max_positions
     if config.max_model_len > longest:
         raise EngineError(
@@ -261,18 +258,34 @@ def _max_model_len(config: EngineConfig, model: Decoder) -> int:
     return config.max_model_len or longest
 
 
-def _product(config: EngineConfig, model: Decoder) -> InvariantProduct:
+def _num_blocks(config: RunnerConfig, model: Decoder, max_model_len: int) -> int:
+    num_tokens = config.cache_tokens(max_model_len)
+    if num_tokens:
+        return num_blocks_for(
+            model.config,
+            num_tokens=num_tokens,
+            block_size=config.block_size,
+            dtype=model.dtype,
+            free_bytes=free_memory_bytes(model.device),
+        )
+    return num_cache_blocks(
+        model.config,
+        block_size=config.block_size,
+        dtype=model.dtype,
+        cache_bytes=config.cache_bytes() or automatic_cache_bytes(model.device),
+        max_model_len=max_model_len,
+    )
+
+
+def _product(config: RunnerConfig, model: Decoder, max_model_len: int) -> InvariantProduct:
     if model.device.type != "cpu":
         return InvariantProduct()  # not measured there
     if model.dtype == torch.float32 and library() is not None:
         model.pack_matrices()
         return InvariantProduct(is_invariant=True)
     of_layer, head = model.matrices
-    probed = [(matrix, config.max_num_batched_tokens) for matrix in of_layer]
-    num_drawn = max(config.max_num_seqs, SLICE_ROWS)
-    if config.speculation != "off":
-        num_drawn = max(num_drawn, MAX_ROWS)
-    probed.append((head, num_drawn))
+    probed = [(matrix, config.max_step_rows(max_model_len)) for matrix in of_layer]
+    probed.append((head, max(config.max_drawn_rows(), SLICE_ROWS)))
     return find_invariant_product(
         [(matrix, rows) for matrix, rows in probed if isinstance(matrix, torch.Tensor)]
     )

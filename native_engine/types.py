@@ -155,6 +155,8 @@ class EngineInfo:
     device: str
     description: str  # one line for a human
     deterministic: bool  # the same request yields the same tokens, whatever else runs
+    max_input_tokens: int = 0  # of one prompt; 0: as many as the context holds
+    max_new_tokens: int = 0  # of one answer; 0: likewise
 
 
 class SteppedEngine(Protocol):
@@ -163,8 +165,11 @@ class SteppedEngine(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    @property
-    def has_work(self) -> bool: ...
+    def idle_s(self) -> float:
+        """How long a step would do nothing, unless something is added or aborted: 0 if one is due,
+        infinity without work.
+        """
+        ...
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request.

@@ -85,9 +85,8 @@ class CountingEngine:
             deterministic=True,
         )
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self._waiting or self._running)
+    def idle_s(self) -> float:
+        return 0.0 if self._waiting or self._running else math.inf
 
     def add(self, request: EngineRequest) -> None:
         if request.request_id in self._waiting or request.request_id in self._running:

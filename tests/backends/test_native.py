@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from backends.native import host_command, read_engine_config
+from backends.native import NATIVE, host_command
 from backends.spec import BackendConfigError, BackendSpec, OptionValue
 
 
@@ -27,7 +27,7 @@ def test_the_engine_is_told_whether_to_cache_prefixes(
     command = host_command(spec(tmp_path, prefix_cache=mode))
     options = json.loads(command[-1].removeprefix("--options="))
     model = Path(options.pop("model"))
-    assert read_engine_config(options, model_path=model, where="fast").prefix_caching is caches
+    assert NATIVE.read_config(options, model_path=model, where="fast").prefix_caching is caches
 
 
 @pytest.mark.parametrize("wrong", ["all", "", False])

@@ -70,7 +70,7 @@ def test_only_an_engine_with_a_process_has_a_command_line(tmp_path: Path) -> Non
 
 
 async def test_a_native_backend_needs_its_paths() -> None:
-    with pytest.raises(BackendConfigError, match="fast: the native engine needs a model"):
+    with pytest.raises(BackendConfigError, match="fast: engine 'native' needs a model"):
         await open_backend(spec("native"))
 
 
