@@ -18,6 +18,11 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._sequences)
 
+    @property
+    def next_s(self) -> float:
+        """The nearest deadline; infinity if there is none."""
+        return self._sequences[0].deadline_s if self._sequences else math.inf
+
     def add(self, sequence: Sequence) -> None:
         """Watch a sequence, if it has a deadline."""
         if sequence.deadline_s < math.inf:

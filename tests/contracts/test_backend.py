@@ -44,6 +44,7 @@ from tests.clock import FakeClock
 OPTIONS: dict[str, dict[str, OptionValue]] = {
     "echo": {},
     "native": {"max_num_seqs": 8, "max_model_len": 128, "start_timeout_s": 120.0},
+    "static_batch": {"max_model_len": 128, "start_timeout_s": 120.0},
 }
 PROMPT = TextPrompt(text="Once upon a time there was")
 
@@ -108,7 +109,12 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kinds]:
     kinds.close()
 
 
-@pytest.fixture(params=["echo", "local", pytest.param("native", marks=pytest.mark.weights)])
+WITH_WEIGHTS = [
+    pytest.param(kind, marks=pytest.mark.weights) for kind in ("native", "static_batch")
+]
+
+
+@pytest.fixture(params=["echo", "local", *WITH_WEIGHTS])
 async def backend(request: pytest.FixtureRequest, kinds: Kinds) -> AsyncIterator[Backend]:
     backend = await kinds.open(request.param)
     yield backend
