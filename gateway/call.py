@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from opentelemetry.trace import Span
+from starlette.datastructures import Headers
 
 from backends.base import Backend
 from backends.types import Event, Finished, PromptLogprobs, Token
@@ -55,6 +56,7 @@ class Call:
     span: Span
     stamp: Stamp
     client_request_id: str
+    headers_asked_for: Mapping[str, str]
     arrived_s: float
     principal: Principal | None = None
     decision: Decision | None = None
@@ -184,3 +186,10 @@ class Call:
         elif self.error is not None:
             tracing.fail(span, type(self.error).__name__, ours=isinstance(self.error, ServerError))
         span.end()
+
+
+def headers_asked_for(policy: Policy, headers: Headers) -> dict[str, str]:
+    """Those of a request that a route asks about. One sent twice is a list (RFC 9110, 5.3)."""
+    return {
+        name: ", ".join(headers.getlist(name)) for name in policy.header_names if name in headers
+    }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -15,7 +16,7 @@ from backends.base import BackendStatus, Tokenizing
 from backends.errors import BackendError
 from gateway.authenticate import authenticate
 from gateway.body import check_media_type, read_body
-from gateway.call import Services
+from gateway.call import Services, headers_asked_for
 from gateway.dialects.base import Reply
 from gateway.dialects.models import ModelCard, info_reply, model_reply, models_reply
 from gateway.dialects.openai_errors import openai_error_reply
@@ -83,7 +84,7 @@ async def tokenize(request: Request) -> Response:
             timeout_s=services.body_timeout_s,
         )
         query = parse_tokenize(body)
-        name, backend = _tokenizer(services, principal, query.model)
+        name, backend = _tokenizer(services, principal, query.model, request.headers)
         tokens = await backend.encode(query.prompt)
         status = await services.backends[name].status()
         return _response(query.reply(tokens, max_model_len=status.max_model_len))
@@ -93,7 +94,9 @@ async def tokenize(request: Request) -> Response:
         return _response(tokenize_error(from_backend(error), body))
 
 
-def _tokenizer(services: Services, principal: Principal, model: str) -> tuple[str, Tokenizing]:
+def _tokenizer(
+    services: Services, principal: Principal, model: str, headers: Headers
+) -> tuple[str, Tokenizing]:
     """The backend that would cut a prompt for this model into tokens, and its name."""
     facts = Facts(
         tenant=principal.tenant.name,
@@ -101,6 +104,7 @@ def _tokenizer(services: Services, principal: Principal, model: str) -> tuple[st
         model=model,
         endpoint="generate",
         stream=False,
+        headers=headers_asked_for(services.policy, headers),
     )
     names = reachable_backends(services.policy, facts)
     if not names:

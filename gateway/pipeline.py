@@ -24,7 +24,7 @@ from backends.errors import BackendError, BackendProtocolError, BackendTimeout, 
 from backends.types import UNLIMITED_TOKENS, Event, Finished, GenerationRequest
 from gateway.authenticate import authenticate
 from gateway.body import ClientGone, check_media_type, read_body
-from gateway.call import Call, Services
+from gateway.call import Call, Services, headers_asked_for
 from gateway.dialects.base import Dialect, Exchange, Stamp, StreamEncoder
 from gateway.errors import (
     ContextLengthExceeded,
@@ -71,17 +71,19 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         services: Services = scope["state"]["services"]
+        headers = Headers(scope=scope)
         call = Call(
             services=services,
             endpoint=self.name,
             path=self.path,
-            span=services.tracing.server_span("POST", self.path, Headers(scope=scope)),
+            span=services.tracing.server_span("POST", self.path, headers),
             stamp=Stamp(
                 request_id=secrets.token_hex(12),
                 created_s=int(services.wall_clock()),
                 seed=secrets.randbits(64),
             ),
             client_request_id=scope.get("request_id", ""),
+            headers_asked_for=headers_asked_for(services.policy, headers),
             arrived_s=services.monotonic(),
         )
         services.drain.num_active += 1
@@ -178,6 +180,7 @@ async def _route(
         model=request.model,
         endpoint=call.endpoint,
         stream=request.stream,
+        headers=call.headers_asked_for,
     )
     prompt_tokens = await _count_tokens(services, facts, request)
     decision = decide(services.policy, replace(facts, prompt_tokens=prompt_tokens), health)

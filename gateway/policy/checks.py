@@ -82,6 +82,7 @@ def _covers(policy: Policy, earlier: Match, later: Match) -> bool:
         earlier.stream in (None, later.stream)
         and _patterns_cover(earlier.tenants, later.tenants)
         and (not earlier.endpoints or _within(later.endpoints, earlier.endpoints))
+        and _headers_cover(earlier, later)
         and _range_covers(earlier, later)
         and _names(policy.models, later.models) <= _names(policy.models, earlier.models)
         and _names(policy.plans, later.plans) <= _names(policy.plans, earlier.plans)
@@ -101,6 +102,14 @@ def _patterns_cover(earlier: Sequence[str], later: Sequence[str]) -> bool:
         return True
     return bool(later) and all(
         any(glob_matches(pattern, text) for pattern in earlier) for text in later
+    )
+
+
+def _headers_cover(earlier: Match, later: Match) -> bool:
+    """Whoever asks for a header asks for its presence, too."""
+    asked = dict(later.headers)
+    return all(
+        name in asked and _patterns_cover(values, asked[name]) for name, values in earlier.headers
     )
 
 

@@ -160,6 +160,11 @@ def _failing_keys(match: Match, facts: Facts, model: str) -> Iterator[str]:
         yield "endpoint"
     if match.stream is not None and match.stream is not facts.stream:
         yield "stream"
+    if not all(
+        name in facts.headers and _selects(values, facts.headers[name])
+        for name, values in match.headers
+    ):
+        yield "header"
     if not _in_range(match, facts.prompt_tokens):
         yield "prompt_tokens"
 

@@ -123,6 +123,7 @@ def _compile(file: PolicyFile, digest: str) -> Policy:
         default_model=file.defaults.model or next(iter(file.models)),
         plans={name: _plan(name, entry, limits) for name, entry in file.plans.items()},
         routes=tuple(_route(entry, timeouts) for entry in file.routes),
+        header_names=frozenset(name for entry in file.routes for name in entry.match.header or ()),
         estimate_output_tokens=file.defaults.estimate_output,
     )
 
@@ -161,6 +162,7 @@ def _match(entry: MatchEntry) -> Match:
         plans=tuple(entry.plan or ()),
         endpoints=tuple(entry.endpoint or ()),
         stream=entry.stream,
+        headers=tuple((name, tuple(values)) for name, values in (entry.header or {}).items()),
         min_prompt_tokens=low,
         max_prompt_tokens=high,
     )

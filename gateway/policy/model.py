@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from backends.base import BackendState
 
@@ -67,6 +67,7 @@ class Match:
     plans: tuple[str, ...] = ()
     endpoints: tuple[str, ...] = ()  # "chat" | "completions" | "generate"
     stream: bool | None = None
+    headers: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (name, values); it has to be there
     min_prompt_tokens: int | None = None  # inclusive
     max_prompt_tokens: int | None = None  # inclusive
 
@@ -101,6 +102,7 @@ class Policy:
     default_model: str
     plans: Mapping[str, Plan]
     routes: tuple[Route, ...]
+    header_names: frozenset[str]  # that routes ask for, in lower case
     estimate_output_tokens: int  # reserved when the client sends no max_tokens
 
 
@@ -113,6 +115,7 @@ class Facts:
     model: str  # as the client wrote it; "" when the dialect has none
     endpoint: str
     stream: bool
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])  # by name, in lower case
     prompt_tokens: int | None = None  # None: nobody could count them exactly
 
 

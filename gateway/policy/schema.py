@@ -29,6 +29,8 @@ OptionValue = str | int | float | bool
 
 # Names of ours end up in headers, metric labels and counter names; model names come from outside.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_HEADER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization", "x-api-key", "api-key")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
 _LATER_ENGINES = ("priority_batcher", "http", "ray")
 
@@ -48,6 +50,16 @@ def _model_name(value: str) -> str:
         allowed = "letters, digits, . _ : / @ + -"
         raise Refusal("bad-value", f"'{value}' is not a model name; it may hold {allowed}")
     return value
+
+
+def _header_name(value: str) -> str:
+    name = value.lower()
+    if not _HEADER_NAME.fullmatch(name):
+        raise Refusal("bad-value", f"'{value}' is not a header's name")
+    if name in _SECRET_HEADERS:
+        message = f"'{value}' holds a secret, which a policy must not repeat; match tenant or plan"
+        raise Refusal("bad-value", message)
+    return name
 
 
 def _one_or_many(value: object) -> object:
@@ -93,6 +105,7 @@ def _between(value: object) -> tuple[int, int]:
 NotYet = Annotated[None, BeforeValidator(_not_yet)]
 Name = Annotated[str, AfterValidator(_name)]
 ModelName = Annotated[str, AfterValidator(_model_name)]
+HeaderName = Annotated[str, AfterValidator(_header_name)]
 Names = Annotated[list[str], Field(min_length=1), BeforeValidator(_one_or_many)]
 Count = Annotated[int, PlainValidator(parse_count)]
 Rate = Annotated[tuple[int, int], PlainValidator(parse_rate)]
@@ -185,7 +198,7 @@ class MatchEntry(Entry):
     endpoint: Annotated[list[Endpoint], BeforeValidator(_one_or_many)] | None = None
     stream: bool | None = Field(default=None, examples=["true"])
     prompt_tokens: PromptTokens | None = Field(default=None, examples=["{over: 8k}"])
-    header: NotYet = None
+    header: dict[HeaderName, Names] | None = Field(default=None, examples=["{x-job: batch}"])
     max_tokens: NotYet = None
     tools: NotYet = None
     images: NotYet = None

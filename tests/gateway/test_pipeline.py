@@ -486,3 +486,14 @@ async def test_a_field_that_nothing_reads_is_reported(
     assert answer.status == 200
     assert "nothing reads 'num_ctx'" in caplog.text
     assert "4096" not in caplog.text
+
+
+async def test_a_route_may_ask_for_a_header(tmp_path: Path) -> None:
+    routes = '- {name: jobs, match: {header: {x-job: "nightly, *"}}, use: second}\n  - {name: all'
+    backends = {"first": echo("first"), "second": echo("second")}
+    policy = POLICY.replace("- {name: all", routes)
+    async with gateway_over(tmp_path, backends, policy=policy) as gateway:
+        plain = await gateway.call(CHAT, chat())
+        job = await gateway.call(CHAT, chat(), headers={"x-job": "nightly, 7"})
+    assert plain.response_headers["x-turnout-backend"] == "first"
+    assert job.response_headers["x-turnout-backend"] == "second"

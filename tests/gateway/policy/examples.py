@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gateway.policy.load import parse
 from gateway.policy.model import Facts, Policy
 from gateway.policy.problems import PolicyError, Problem
@@ -57,6 +59,7 @@ def facts(
     endpoint: str = "chat",
     stream: bool = False,
     prompt_tokens: int | None = 100,
+    headers: Mapping[str, str] | None = None,
 ) -> Facts:
     return Facts(
         tenant=tenant,
@@ -64,6 +67,7 @@ def facts(
         model=model,
         endpoint=endpoint,
         stream=stream,
+        headers=headers or {},
         prompt_tokens=prompt_tokens,
     )
 

@@ -274,3 +274,36 @@ defaults: {model: m}
     assert reachable_backends(compiled, asked) == ("a", "b", "d")
     assert reachable_backends(compiled, replace(asked, model="hidden")) == ()
     assert reachable_backends(compiled, replace(asked, plan="nobody's")) == ()
+
+
+@pytest.mark.parametrize(
+    ("headers", "route"),
+    [
+        ({"x-job": "batch"}, "jobs"),
+        ({"x-job": "nightly-7", "x-other": "1"}, "jobs"),
+        ({"x-job": "Batch"}, "rest"),
+        ({"x-job": ""}, "rest"),
+        ({"x-trace": ""}, "traced"),  # it is there, whatever it says
+        ({}, "rest"),
+    ],
+)
+def test_a_header_asked_for_has_to_be_there(headers: dict[str, str], route: str) -> None:
+    compiled = parse(
+        """\
+version: 1
+backends: {a: {engine: echo}}
+models: {m: {}}
+plans: {p: {models: [m]}}
+routes:
+  - {name: jobs, match: {header: {X-Job: [batch, "nightly-*"]}}, use: a}
+  - {name: traced, match: {header: {x-trace: "*"}}, use: a}
+  - {name: rest, use: a}
+""",
+        "policy.yaml",
+    )
+    assert compiled.header_names == {"x-job", "x-trace"}
+    asked = facts(plan="p", model="m", headers=headers)
+    decision = decide(compiled, asked, {"a": READY})
+    assert decision.route == route
+    assert decision.trace[-1] == (route, "matched")
+    assert ("jobs", "header") in decision.trace or route == "jobs"
