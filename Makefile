@@ -2,7 +2,7 @@
 BIN := .venv/bin
 MODEL := smollm2-135m-instruct
 
-.PHONY: serve test check format model lock clean
+.PHONY: serve test check format model lock clean bench-backends
 
 serve: .venv/.native ## install what is locked, pull the model, serve on 127.0.0.1:8000
 	@$(BIN)/turnout models pull $(MODEL)
@@ -22,6 +22,12 @@ check: .venv/.dev ## lint, types, import contracts
 format: .venv/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+bench-backends: .venv/.dev ## hold the three local engines against each other; redraw docs/images/backends.svg
+	@$(BIN)/python -m pip install --quiet -r requirements/bench.lock
+	@$(BIN)/turnout models pull $(MODEL)
+	$(BIN)/python -m benchmarks.bench_backends --output .turnout/bench/backends.json
+	$(BIN)/python -m benchmarks.chart_backends .turnout/bench/backends.json docs/images/backends.svg
 
 lock: ## resolve anew what is installed
 	scripts/lock.sh

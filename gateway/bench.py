@@ -10,9 +10,9 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +31,11 @@ class Load:
     prompt_chars: int = 200
     max_tokens: int = 32
 
+    def requests(self, key: str) -> Iterator[Asked]:
+        """All of them, for a key of the server."""
+        for number in range(self.num_requests):
+            yield Asked(key=key, body=self.body(number))
+
     def body(self, number: int) -> dict[str, object]:
         """The `number`th request; no two prompts begin alike, so that no prefix cache helps."""
         text = f"{number} " + FILLER * math.ceil(self.prompt_chars / len(FILLER))
@@ -46,18 +51,28 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One streamed chat completion to send."""
+
+    key: str
+    body: Mapping[str, object]
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """One request. `error` is empty if it ended well; gaps are the times between two deltas."""
 
     ttft_s: float
     gaps_s: tuple[float, ...]
     completion_tokens: int
+    total_s: float  # from sending it to the end of the answer
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All requests of a run."""
+    """All requests of a run, in the order in which they were given."""
 
     samples: tuple[Sample, ...]
     wall_s: float
@@ -75,37 +90,36 @@ class Report:
             yield f"ITL            {_spread([gap for sample in good for gap in sample.gaps_s])}"
 
 
-async def run(base_url: str, key: str, load: Load) -> Report:
-    """Send the load and wait for its end."""
-    numbers = iter(range(load.num_requests))
-    samples: list[Sample] = []
-    limits = httpx.Limits(max_connections=load.concurrency)
+async def run(base_url: str, requests: Iterable[Asked], *, concurrency: int) -> Report:
+    """Send them, so many at a time, and wait for the last to end."""
+    numbered = enumerate(requests)
+    samples: dict[int, Sample] = {}
     async with httpx.AsyncClient(
         base_url=base_url,
-        headers={"authorization": f"Bearer {key}"},
         timeout=300.0,
-        limits=limits,
+        limits=httpx.Limits(max_connections=concurrency),
         trust_env=False,
     ) as client:
 
         async def work() -> None:
-            samples.extend([await _measure(client, load.body(number)) for number in numbers])
+            for number, asked in numbered:
+                samples[number] = await _measure(client, asked)
 
         started_s = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(load.concurrency):
+            for _ in range(concurrency):
                 tasks.create_task(work())
         wall_s = time.perf_counter() - started_s
-    return Report(samples=tuple(samples), wall_s=wall_s)
+    return Report(samples=tuple(samples[number] for number in sorted(samples)), wall_s=wall_s)
 
 
-async def _measure(client: httpx.AsyncClient, body: dict[str, object]) -> Sample:
+async def _measure(client: httpx.AsyncClient, asked: Asked) -> Sample:
     started_s = time.perf_counter()
     arrivals_s: list[float] = []
     completion_tokens = 0
     error = "the stream ended without [DONE]"
     try:
-        async with aclosing(_events(client, body)) as events:
+        async with aclosing(_events(client, asked)) as events:
             async for event in events:
                 if event == "[DONE]":
                     error = ""
@@ -125,12 +139,16 @@ async def _measure(client: httpx.AsyncClient, body: dict[str, object]) -> Sample
         ttft_s=first_s - started_s,
         gaps_s=tuple(b - a for a, b in pairwise(arrivals_s)),
         completion_tokens=completion_tokens or len(arrivals_s),
+        total_s=time.perf_counter() - started_s,
         error=error,
     )
 
 
-async def _events(client: httpx.AsyncClient, body: dict[str, object]) -> AsyncGenerator[str, None]:
-    async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+async def _events(client: httpx.AsyncClient, asked: Asked) -> AsyncGenerator[str, None]:
+    headers = {**asked.headers, "authorization": f"Bearer {asked.key}"}
+    async with client.stream(
+        "POST", "/v1/chat/completions", json=asked.body, headers=headers
+    ) as answer:
         if answer.is_error:
             await answer.aread()
             answer.raise_for_status()
@@ -139,12 +157,14 @@ async def _events(client: httpx.AsyncClient, body: dict[str, object]) -> AsyncGe
                 yield line.removeprefix("data: ")
 
 
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of them lie; of one value, that value."""
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
 def _spread(values_s: Sequence[float]) -> str:
     if not values_s:
         return "-"
-    ordered = sorted(values_s)
-
-    def at(share: float) -> str:
-        return f"{ordered[min(int(share * len(ordered)), len(ordered) - 1)] * 1000:.1f} ms"
-
-    return f"p50 {at(0.5)}, p95 {at(0.95)}, p99 {at(0.99)}"
+    p50, p95, p99 = (f"{percentile(values_s, at) * 1000:.1f} ms" for at in (0.5, 0.95, 0.99))
+    return f"p50 {p50}, p95 {p95}, p99 {p99}"

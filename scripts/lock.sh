@@ -17,6 +17,9 @@ requirements native > "$work/native.in"
 requirements dev > "$work/dev.in"
 "$bin/pip" install --quiet -r "$work/dev.in" -r requirements/native.lock
 { echo "# made by scripts/lock.sh, on top of native.lock"; freeze | grep -vxFf requirements/native.lock; } > requirements/dev.lock
+requirements bench > "$work/bench.in"
+"$bin/pip" install --quiet -r "$work/bench.in" -r requirements/native.lock -r requirements/dev.lock
+{ echo "# made by scripts/lock.sh, on top of dev.lock"; freeze | grep -vxFf requirements/native.lock | grep -vxFf requirements/dev.lock; } > requirements/bench.lock
 "$python" -m venv "$work/tgi"
 "$work/tgi/bin/pip" install --quiet "text-generation>=0.7,<0.8"
 { echo "# made by scripts/lock.sh"; "$work/tgi/bin/pip" freeze --exclude setuptools --exclude pip; } > requirements/tgi-client.lock

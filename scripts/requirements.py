@@ -1,4 +1,4 @@
-"""Print the requirements of one group of pyproject.toml: `native` (with the core's) or `dev`."""
+"""Print the requirements of one group of pyproject.toml: `native` (with the core's), `dev` or `bench`."""
 
 from __future__ import annotations
 

@@ -23,6 +23,7 @@ from backends.static_batch.batch import Batch
 from backends.static_batch.config import StaticBatchConfig
 from native_engine.answering import advance
 from native_engine.deadlines import Deadlines
+from native_engine.engine import MAX_FAILED_STEPS
 from native_engine.errors import DuplicateRequest, EngineError, QueueFull
 from native_engine.intake import check_request
 from native_engine.sequence import Sequence, SequenceStatus
@@ -38,9 +39,6 @@ from native_engine.types import (
 )
 
 logger = logging.getLogger(__name__)
-
-MAX_FAILED_STEPS = 3
-"""So many failing steps in a row mean that the device, not a batch, is broken."""
 
 
 class StaticBatchEngine:

@@ -27,7 +27,7 @@ def bench(
         prompt_chars=prompt_chars,
         max_tokens=max_tokens,
     )
-    report = asyncio.run(run(url, key, load))
+    report = asyncio.run(run(url, load.requests(key), concurrency=load.concurrency))
     for line in report.lines():
         typer.echo(line)
     if any(sample.error for sample in report.samples):

@@ -15,8 +15,8 @@ def test_prompts_have_the_length_asked_for_and_begin_differently() -> None:
 
 
 def test_a_report_counts_good_answers_only_and_shows_every_error_once() -> None:
-    good = Sample(ttft_s=0.1, gaps_s=(0.01, 0.03), completion_tokens=3)
-    bad = Sample(ttft_s=9.0, gaps_s=(), completion_tokens=0, error="429")
+    good = Sample(ttft_s=0.1, gaps_s=(0.01, 0.03), completion_tokens=3, total_s=0.2)
+    bad = Sample(ttft_s=9.0, gaps_s=(), completion_tokens=0, total_s=9.0, error="429")
     lines = list(Report(samples=(good, good, bad, bad), wall_s=2.0).lines())
     assert lines == [
         "requests       2 good, 2 failed",
@@ -28,7 +28,7 @@ def test_a_report_counts_good_answers_only_and_shows_every_error_once() -> None:
 
 
 def test_a_report_of_failures_has_no_figures() -> None:
-    bad = Sample(ttft_s=9.0, gaps_s=(), completion_tokens=0, error="refused")
+    bad = Sample(ttft_s=9.0, gaps_s=(), completion_tokens=0, total_s=9.0, error="refused")
     assert list(Report(samples=(bad,), wall_s=1.0).lines()) == [
         "requests       0 good, 1 failed",
         "  refused",
