@@ -65,7 +65,10 @@ from native_engine.types import (
 
 logger = logging.getLogger(__name__)
 
-ENGINES = {"native": "backends.native_process:open_engine"}
+ENGINES = {
+    "native": "backends.native_process:open_engine",
+    "priority_batcher": "backends.priority_batcher.process:open_engine",
+}
 """Name -> `module:function`, imported only when asked for. The function takes the options."""
 
 HEARTBEAT_S = 0.5

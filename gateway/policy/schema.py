@@ -30,7 +30,7 @@ OptionValue = str | int | float | bool
 # Names of ours end up in headers, metric labels and counter names; model names come from outside.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
-_LATER_ENGINES = ("static_batch", "priority_batcher", "http", "ray")
+_LATER_ENGINES = ("static_batch", "http", "ray")
 
 
 def _not_yet(_: object) -> None:
@@ -114,16 +114,16 @@ class BackendEntry(Entry):
     # the annotation is how pydantic is told the type of the extra keys
     __pydantic_extra__: dict[str, Annotated[OptionValue, PlainValidator(_option)]]  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    engine: Annotated[Literal["native", "echo"], BeforeValidator(_engine)] = Field(
-        examples=["native"]
+    engine: Annotated[Literal["native", "priority_batcher", "echo"], BeforeValidator(_engine)] = (
+        Field(examples=["native"])
     )
     model: str = Field(default="", examples=["smollm2-135m-instruct"])
 
     @model_validator(mode="after")
-    def _native_has_a_model(self) -> Self:
-        if self.engine == "native" and not self.model:
+    def _local_has_a_model(self) -> Self:
+        if self.engine != "echo" and not self.model:
             write = "model: smollm2-135m-instruct"
-            raise Refusal("missing-key", "engine 'native' needs a model", write=write)
+            raise Refusal("missing-key", f"engine '{self.engine}' needs a model", write=write)
         return self
 
 

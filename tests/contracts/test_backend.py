@@ -44,6 +44,11 @@ from tests.clock import FakeClock
 OPTIONS: dict[str, dict[str, OptionValue]] = {
     "echo": {},
     "native": {"max_num_seqs": 8, "max_model_len": 128, "start_timeout_s": 120.0},
+    "priority_batcher": {
+        "max_model_len": 128,
+        "default_generation_length": 16,
+        "start_timeout_s": 120.0,
+    },
 }
 PROMPT = TextPrompt(text="Once upon a time there was")
 
@@ -108,7 +113,12 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kinds]:
     kinds.close()
 
 
-@pytest.fixture(params=["echo", "local", pytest.param("native", marks=pytest.mark.weights)])
+WITH_WEIGHTS = [
+    pytest.param(kind, marks=pytest.mark.weights) for kind in ("native", "priority_batcher")
+]
+
+
+@pytest.fixture(params=["echo", "local", *WITH_WEIGHTS])
 async def backend(request: pytest.FixtureRequest, kinds: Kinds) -> AsyncIterator[Backend]:
     backend = await kinds.open(request.param)
     yield backend
