@@ -67,6 +67,7 @@ logger = logging.getLogger(__name__)
 
 ENGINES = {
     "native": "backends.native_process:open_engine",
+    "priority_batcher": "backends.priority_batcher.process:open_engine",
     "static_batch": "backends.static_batch.process:open_engine",
 }
 """Name -> `module:function`, imported only when asked for. The function takes the options."""

@@ -30,6 +30,10 @@ _ENGINES = {
     "native": _Entry(
         open_backend="backends.native:open_backend", host_command="backends.native:host_command"
     ),
+    "priority_batcher": _Entry(
+        open_backend="backends.priority_batcher.backend:open_backend",
+        host_command="backends.priority_batcher.backend:host_command",
+    ),
     "static_batch": _Entry(
         open_backend="backends.static_batch.backend:open_backend",
         host_command="backends.static_batch.backend:host_command",

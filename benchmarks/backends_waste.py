@@ -13,8 +13,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.priority_batcher.config import PriorityBatcherConfig
 from backends.priority_batcher.batcher import PriorityBatcher
+from backends.priority_batcher.config import PriorityBatcherConfig
 from backends.static_batch.config import StaticBatchConfig
 from backends.static_batch.engine import StaticBatchEngine
 from benchmarks.backends_workload import Job

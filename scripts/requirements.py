@@ -1,4 +1,4 @@
-"""Print the requirements of one group of pyproject.toml: `native` (with the core's), `dev` or `bench`."""
+"""Print the requirements of a group of pyproject.toml: `native` (and the core), `dev`, `bench`."""
 
 from __future__ import annotations
 

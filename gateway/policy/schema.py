@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization", "x-api-key", "api-key")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
-_LATER_ENGINES = ("priority_batcher", "http", "ray")
+_LATER_ENGINES = ("http", "ray")
 
 
 def _not_yet(_: object) -> None:
@@ -112,6 +112,7 @@ Rate = Annotated[tuple[int, int], PlainValidator(parse_rate)]
 Weight = Annotated[float, PlainValidator(parse_weight)]
 DurationS = Annotated[float, PlainValidator(parse_duration)]
 Endpoint = Literal["chat", "completions", "generate"]
+Engine = Literal["native", "priority_batcher", "static_batch", "echo"]
 
 
 class Entry(BaseModel):
@@ -127,9 +128,7 @@ class BackendEntry(Entry):
     # the annotation is how pydantic is told the type of the extra keys
     __pydantic_extra__: dict[str, Annotated[OptionValue, PlainValidator(_option)]]  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    engine: Annotated[Literal["native", "static_batch", "echo"], BeforeValidator(_engine)] = Field(
-        examples=["native"]
-    )
+    engine: Annotated[Engine, BeforeValidator(_engine)] = Field(examples=["native"])
     model: str = Field(default="", examples=["smollm2-135m-instruct"])
 
     @model_validator(mode="after")

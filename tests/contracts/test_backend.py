@@ -44,6 +44,11 @@ from tests.clock import FakeClock
 OPTIONS: dict[str, dict[str, OptionValue]] = {
     "echo": {},
     "native": {"max_num_seqs": 8, "max_model_len": 128, "start_timeout_s": 120.0},
+    "priority_batcher": {
+        "max_model_len": 128,
+        "default_generation_length": 16,
+        "start_timeout_s": 120.0,
+    },
     "static_batch": {"max_model_len": 128, "start_timeout_s": 120.0},
 }
 PROMPT = TextPrompt(text="Once upon a time there was")
@@ -110,7 +115,8 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kinds]:
 
 
 WITH_WEIGHTS = [
-    pytest.param(kind, marks=pytest.mark.weights) for kind in ("native", "static_batch")
+    pytest.param(kind, marks=pytest.mark.weights)
+    for kind in ("native", "priority_batcher", "static_batch")
 ]
 
 

@@ -1,0 +1,1 @@
+"""TGI's batching rule as an engine, with priority classes: `backend` is the gateway's side."""
