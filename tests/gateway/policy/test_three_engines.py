@@ -1,4 +1,4 @@
-"""`policies/three-engines.yaml`: where each kind of request goes, and what may happen to it there."""
+"""`policies/three-engines.yaml`: where each kind of request goes, and what else may happen."""
 
 from __future__ import annotations
 
