@@ -268,10 +268,6 @@ def _max_tokens(request: GenerationRequest, prompt_tokens: int, info: engine.Eng
         BackendRejected: they are more than the engine draws for one answer.
     """
     most = max_total_tokens(info)
-    if info.max_input_tokens and prompt_tokens > info.max_input_tokens:
-        raise PromptTooLong(
-            prompt_tokens=prompt_tokens, max_tokens=0, max_total_tokens=info.max_input_tokens
-        )
     room = most - prompt_tokens
     may_clamp = request.clamp_max_tokens or request.max_tokens == UNLIMITED_TOKENS
     if room < 1 or (request.max_tokens > room and not may_clamp):
@@ -280,14 +276,18 @@ def _max_tokens(request: GenerationRequest, prompt_tokens: int, info: engine.Eng
             max_tokens=request.max_tokens if room > 0 else 0,
             max_total_tokens=most,
         )
-    longest = info.max_new_tokens or room
-    if request.max_tokens > longest and not may_clamp:
+    if info.max_input_tokens and prompt_tokens > info.max_input_tokens:
+        raise PromptTooLong(
+            prompt_tokens=prompt_tokens, max_tokens=0, max_total_tokens=info.max_input_tokens
+        )
+    longest = min(room, info.max_new_tokens or room)
+    if min(request.max_tokens, room) > longest and request.max_tokens != UNLIMITED_TOKENS:
         raise BackendRejected(
             f"{request.max_tokens} tokens were asked for, and this backend draws at most "
             f"{longest} for one answer; ask for fewer",
             param="max_tokens",
         )
-    return min(request.max_tokens, room, longest)
+    return min(request.max_tokens, longest)
 
 
 async def _encoded(encode: Callable[[Prompt], Result], prompts: Sequence[Prompt]) -> list[Result]:

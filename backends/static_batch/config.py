@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from native_engine.config import Check, RunnerConfig
 
+AUTOMATIC_INPUT_TOKENS, AUTOMATIC_NEW_TOKENS = 2048, 1024
+"""1.1 GB for 8 rows of SmolLM2-135M in float32. All of its context would be 6 GB, most of which no
+request ever uses."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StaticBatchConfig(RunnerConfig):
@@ -13,17 +17,17 @@ class StaticBatchConfig(RunnerConfig):
 
     max_batch_size: int = 8  # requests that are computed together
     batch_timeout_s: float = 0.02  # how long the first of a batch waits for others
-    max_input_tokens: int = 0  # of one prompt; 0: as many as the context holds with one to draw
-    max_new_tokens: int = 0  # of one answer; 0: as many as the context holds behind one
+    max_input_tokens: int = 0  # of one prompt; 0: what the context holds, 2048 at most
+    max_new_tokens: int = 0  # of one answer; 0: what the context holds, 1024 at most
     max_waiting: int = 256  # requests that queue
 
     def input_tokens(self, max_model_len: int) -> int:
         """The most that one prompt has."""
-        return self.max_input_tokens or max_model_len - 1
+        return self.max_input_tokens or min(max_model_len - 1, AUTOMATIC_INPUT_TOKENS)
 
     def new_tokens(self, max_model_len: int) -> int:
         """The most that one answer has."""
-        return self.max_new_tokens or max_model_len - 1
+        return self.max_new_tokens or min(max_model_len - 1, AUTOMATIC_NEW_TOKENS)
 
     def region_blocks(self, max_model_len: int, block_size: int) -> int:
         """What is reserved for one row: as much padding as the longest prompt may need, or that

@@ -57,7 +57,9 @@ class StaticBatchEngine:
         self._clock = clock
         self._max_batch_size = config.max_batch_size
         self._batch_timeout_s = config.batch_timeout_s
-        longest = max(config.max_input_tokens, config.max_new_tokens)
+        max_input_tokens = config.input_tokens(runner.max_model_len)
+        max_new_tokens = config.new_tokens(runner.max_model_len)
+        longest = max(max_input_tokens, max_new_tokens)
         if longest >= runner.max_model_len:
             raise EngineError(
                 f"prompts or answers of {longest} tokens do not fit the context of "
@@ -82,10 +84,9 @@ class StaticBatchEngine:
             device=runner.device,
             description=f"static batches of {config.max_batch_size}, {runner.description}",
             deterministic=runner.deterministic,
-            max_input_tokens=config.max_input_tokens,
-            max_new_tokens=config.max_new_tokens,
+            max_input_tokens=max_input_tokens,
+            max_new_tokens=max_new_tokens,
         )
-        self._max_new_tokens = config.new_tokens(runner.max_model_len)
         self._sequences: dict[str, Sequence] = {}  # waiting or running, by request id
         self._waiting: deque[Sequence] = deque()
         self._batch: Batch | None = None
@@ -149,7 +150,7 @@ class StaticBatchEngine:
             )
         added_s = self._clock()
         num_prompt_tokens = len(request.prompt_token_ids)
-        max_tokens = min(request.sampling.max_tokens, self._max_new_tokens)
+        max_tokens = min(request.sampling.max_tokens, info.max_new_tokens)
         sequence = Sequence(
             request_id=request.request_id,
             sampling=request.sampling,

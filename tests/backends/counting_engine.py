@@ -38,6 +38,8 @@ class Options:
     max_num_seqs: int = 4
     max_waiting: int = 8
     max_model_len: int = 100_000
+    max_input_tokens: int = 0
+    max_new_tokens: int = 0
     vocab_size: int = 1_000
     step_s: float = 0.0  # how long a forward pass takes
     is_simulated: bool = False  # it takes so long by the engine's clock, and nobody sleeps
@@ -74,6 +76,8 @@ class CountingEngine:
         return EngineInfo(
             model_id="counting",
             max_model_len=options.max_model_len,
+            max_input_tokens=options.max_input_tokens,
+            max_new_tokens=options.max_new_tokens,
             vocab_size=options.vocab_size,
             max_num_seqs=options.max_num_seqs,
             max_waiting=options.max_waiting,

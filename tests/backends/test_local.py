@@ -402,6 +402,28 @@ async def test_refuses_a_prompt_that_fills_the_context(reciter: Reciter) -> None
     assert (caught.value.prompt_tokens, caught.value.max_tokens) == (10, 0)
 
 
+async def test_refuses_a_prompt_longer_than_the_engine_takes(reciter: Reciter) -> None:
+    backend = reciter.open(max_input_tokens=3)
+    with pytest.raises(PromptTooLong) as caught:
+        await run(backend, request("abcd", max_tokens=1))
+    error = caught.value
+    assert (error.prompt_tokens, error.max_tokens, error.max_total_tokens) == (4, 0, 3)
+    tokens, _ = await run(backend, request("abc", max_tokens=1))
+    assert text_of(tokens) == "d"
+
+
+async def test_refuses_a_longer_answer_than_the_engine_gives(reciter: Reciter) -> None:
+    """And does not cut it in silence: a policy can send it elsewhere."""
+    backend = reciter.open(max_model_len=10, max_new_tokens=4)
+    with pytest.raises(BackendRejected, match="this backend draws at most 4 for one") as caught:
+        await run(backend, request("abc", max_tokens=5))
+    assert caught.value.param == "max_tokens"
+    tokens, _ = await run(backend, request("abc"))
+    assert text_of(tokens) == "defg", "no max_tokens at all means what it gives"
+    tokens, _ = await run(backend, request("abcdefgh", max_tokens=5))
+    assert text_of(tokens) == "ij", "the context leaves less"
+
+
 async def test_refuses_more_choices_than_can_ever_be_queued(reciter: Reciter) -> None:
     with pytest.raises(BackendRejected, match="at most 3 fit") as caught:
         await run(reciter.open(max_num_seqs=1, max_waiting=2), request("a", n=4))
