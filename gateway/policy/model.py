@@ -21,8 +21,8 @@ class BackendConfig:
     """
 
     name: str
-    engine: str  # "native" | "echo"
-    model: str  # a catalog name, or a path
+    engine: str  # "native" | "echo" | "fastchat"
+    model: str  # a catalog name, or a path; with "fastchat" what workers call it
     options: Mapping[str, str | int | float | bool]
 
 

@@ -30,6 +30,7 @@ OptionValue = str | int | float | bool
 # Names of ours end up in headers, metric labels and counter names; model names come from outside.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
+_MODEL_EXAMPLES = {"native": "smollm2-135m-instruct", "fastchat": "vicuna-7b-v1.5"}
 _LATER_ENGINES = ("static_batch", "priority_batcher", "http", "ray")
 
 
@@ -114,16 +115,17 @@ class BackendEntry(Entry):
     # the annotation is how pydantic is told the type of the extra keys
     __pydantic_extra__: dict[str, Annotated[OptionValue, PlainValidator(_option)]]  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    engine: Annotated[Literal["native", "echo"], BeforeValidator(_engine)] = Field(
+    engine: Annotated[Literal["native", "echo", "fastchat"], BeforeValidator(_engine)] = Field(
         examples=["native"]
     )
     model: str = Field(default="", examples=["smollm2-135m-instruct"])
 
     @model_validator(mode="after")
-    def _native_has_a_model(self) -> Self:
-        if self.engine == "native" and not self.model:
-            write = "model: smollm2-135m-instruct"
-            raise Refusal("missing-key", "engine 'native' needs a model", write=write)
+    def _has_a_model(self) -> Self:
+        example = _MODEL_EXAMPLES.get(self.engine)
+        if example is not None and not self.model:
+            message = f"engine '{self.engine}' needs a model"
+            raise Refusal("missing-key", message, write=f"model: {example}")
         return self
 
 

@@ -1,0 +1,1 @@
+"""FastChat's side of the house: padded static batches, and the protocol of its workers."""
