@@ -14,7 +14,13 @@ from typing import cast
 from backends.base import Backend
 from backends.spec import BackendConfigError, BackendSpec
 
-__all__ = ["BackendConfigError", "BackendSpec", "host_command", "open_backend"]
+__all__ = [
+    "BackendConfigError",
+    "BackendSpec",
+    "host_command",
+    "needs_model_files",
+    "open_backend",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,10 +29,14 @@ class _Entry:
 
     open_backend: str
     host_command: str | None = None
+    needs_model_files: bool = True  # or `model` is a name that means nothing here, if anything
 
 
 _ENGINES = {
-    "echo": _Entry(open_backend="backends.echo:open_backend"),
+    "echo": _Entry(open_backend="backends.echo:open_backend", needs_model_files=False),
+    "fastchat": _Entry(
+        open_backend="backends.static_batch.fastchat.remote:open_backend", needs_model_files=False
+    ),
     "native": _Entry(
         open_backend="backends.native:open_backend", host_command="backends.native:host_command"
     ),
@@ -62,6 +72,12 @@ def host_command(spec: BackendSpec) -> tuple[str, ...] | None:
     if path is None:
         return None
     return cast(Callable[[BackendSpec], tuple[str, ...]], _load(path))(spec)
+
+
+def needs_model_files(engine: str) -> bool:
+    """Whether an engine reads its model from this machine's disk; an unknown one would."""
+    entry = _ENGINES.get(engine)
+    return entry is None or entry.needs_model_files
 
 
 def _entry(spec: BackendSpec) -> _Entry:

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Lifespan
 
 from backends.base import Backend
-from backends.registry import BackendSpec, open_backend
+from backends.registry import BackendSpec, needs_model_files, open_backend
 from gateway.call import Services
 from gateway.catalog import resolve_model
 from gateway.config import Settings
@@ -109,13 +109,13 @@ async def open_services(
 
 def backend_spec(config: BackendConfig, settings: Settings, run_dir: Path) -> BackendSpec:
     """A policy's backend entry with its model found on disk and its socket named."""
-    needs_model = config.engine != "echo"
+    on_disk = needs_model_files(config.engine)
     return BackendSpec(
         name=config.name,
         engine=config.engine,
         model=config.model,
         options=config.options,
-        model_path=resolve_model(config.model, settings.home) if needs_model else None,
+        model_path=resolve_model(config.model, settings.home) if on_disk else None,
         socket_path=run_dir / f"{config.name}.sock",
     )
 

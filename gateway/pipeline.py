@@ -216,8 +216,10 @@ async def _tokens_to_reserve(
     Raises:
         ContextLengthExceeded: the prompt does not fit, which no limit should be blamed for.
     """
-    context = (await services.backends[decision.attempts[0]].status()).max_model_len
-    if context and len(request.prompts) == 1 and prompt_tokens >= context:
+    backend = services.backends[decision.attempts[0]]
+    context = (await backend.status()).max_model_len
+    is_exact = isinstance(backend, Tokenizing)  # a guess refuses nobody
+    if is_exact and context and len(request.prompts) == 1 and prompt_tokens >= context:
         raise ContextLengthExceeded(
             prompt_tokens=prompt_tokens, max_tokens=0, max_total_tokens=context
         )

@@ -98,6 +98,7 @@ def _home(home: Path) -> Finding:
 
 def _policy_and_models(settings: Settings) -> Iterator[Finding]:
     # pydantic and PyYAML are imported only by commands that read a policy
+    from backends.registry import needs_model_files
     from gateway.catalog import CatalogError, resolve_model
     from gateway.policy.load import PolicyError, load
 
@@ -108,7 +109,7 @@ def _policy_and_models(settings: Settings) -> Iterator[Finding]:
         return
     yield Finding(what="policy", state=f"{settings.policy}, {len(policy.routes)} routes")
     for backend in policy.backends.values():
-        if backend.engine == "echo":
+        if not needs_model_files(backend.engine):
             continue
         try:
             path = resolve_model(backend.model, settings.home)

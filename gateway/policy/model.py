@@ -21,8 +21,8 @@ class BackendConfig:
     """
 
     name: str
-    engine: str  # "native" | "echo"
-    model: str  # a catalog name, or a path
+    engine: str  # a name of `backends.registry`
+    model: str  # a catalog name, or a path; of "fastchat", what its workers call it
     options: Mapping[str, str | int | float | bool]
 
 

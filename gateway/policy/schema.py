@@ -32,6 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization", "x-api-key", "api-key")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
+_MODEL_EXAMPLES = {"echo": "", "fastchat": "vicuna-7b-v1.5"}
 _LATER_ENGINES = ("http", "ray")
 
 
@@ -112,7 +113,7 @@ Rate = Annotated[tuple[int, int], PlainValidator(parse_rate)]
 Weight = Annotated[float, PlainValidator(parse_weight)]
 DurationS = Annotated[float, PlainValidator(parse_duration)]
 Endpoint = Literal["chat", "completions", "generate"]
-Engine = Literal["native", "priority_batcher", "static_batch", "echo"]
+Engine = Literal["native", "priority_batcher", "static_batch", "fastchat", "echo"]
 
 
 class Entry(BaseModel):
@@ -132,10 +133,11 @@ class BackendEntry(Entry):
     model: str = Field(default="", examples=["smollm2-135m-instruct"])
 
     @model_validator(mode="after")
-    def _local_has_a_model(self) -> Self:
-        if self.engine != "echo" and not self.model:
-            write = "model: smollm2-135m-instruct"
-            raise Refusal("missing-key", f"engine '{self.engine}' needs a model", write=write)
+    def _has_a_model(self) -> Self:
+        example = _MODEL_EXAMPLES.get(self.engine, "smollm2-135m-instruct")
+        if example and not self.model:
+            message = f"engine '{self.engine}' needs a model"
+            raise Refusal("missing-key", message, write=f"model: {example}")
         return self
 
 

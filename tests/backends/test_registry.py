@@ -33,7 +33,7 @@ async def test_opens_a_backend_under_its_configured_name() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "hint"),
-    [("natve", "did you mean 'native'?"), ("something", "there are echo, native, ")],
+    [("natve", "did you mean 'native'?"), ("something", "there are echo, fastchat, native, ")],
 )
 async def test_names_the_nearest_engine_when_there_is_none(engine: str, hint: str) -> None:
     with pytest.raises(

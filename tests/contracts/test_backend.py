@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from backends.errors import (
 from backends.local import LocalBackend
 from backends.registry import BackendSpec, host_command, open_backend
 from backends.spec import OptionValue
+from backends.static_batch.fastchat.remote import FastChatBackend
 from backends.types import (
     UNLIMITED_TOKENS,
     Event,
@@ -39,10 +40,12 @@ from backends.types import (
 )
 from tests.backends.byte_tokenizer import VOCAB_SIZE, byte_tokenizer
 from tests.backends.conftest import MODEL, EngineProcess, counting_command
+from tests.backends.static_batch.fastchat.canned_worker import CannedWorker
 from tests.clock import FakeClock
 
 OPTIONS: dict[str, dict[str, OptionValue]] = {
     "echo": {},
+    "fastchat": {"controller_port": 0},
     "native": {"max_num_seqs": 8, "max_model_len": 128, "start_timeout_s": 120.0},
     "priority_batcher": {
         "max_model_len": 128,
@@ -118,13 +121,22 @@ WITH_WEIGHTS = [
     pytest.param(kind, marks=pytest.mark.weights)
     for kind in ("native", "priority_batcher", "static_batch")
 ]
+TOKENIZING = ("echo", "local", *WITH_WEIGHTS)
+
+EVERY_KIND = pytest.mark.parametrize("backend", [*TOKENIZING, "fastchat"], indirect=True)
+"""For what holds without token ids and exact counts, too: `ignore_eos` must be off."""
 
 
-@pytest.fixture(params=["echo", "local", *WITH_WEIGHTS])
+@pytest.fixture(params=TOKENIZING)
 async def backend(request: pytest.FixtureRequest, kinds: Kinds) -> AsyncIterator[Backend]:
-    backend = await kinds.open(request.param)
-    yield backend
-    await backend.aclose()
+    async with AsyncExitStack() as stack:
+        backend = await kinds.open(request.param)
+        stack.push_async_callback(backend.aclose)
+        if isinstance(backend, FastChatBackend):
+            worker = CannedWorker(model="default")
+            await stack.enter_async_context(worker.running())
+            await worker.register(backend.controller_address)
+        yield backend
 
 
 @pytest.fixture(params=["echo", "local"])
@@ -193,8 +205,10 @@ async def until_status(backend: Backend, holds: Callable[[int, int], bool]) -> N
             await asyncio.sleep(0.005)
 
 
+@EVERY_KIND
 async def test_the_last_token_of_each_choice_alone_has_its_finish_reason(backend: Backend) -> None:
-    tokens, finished = await run(backend, request(PROMPT, PROMPT, max_tokens=6, n=2))
+    asking = request(PROMPT, PROMPT, max_tokens=6, n=2, ignore_eos=False)
+    tokens, finished = await run(backend, asking)
 
     assert len(finished.reasons) == 4
     for index, reason in enumerate(finished.reasons):
@@ -347,9 +361,10 @@ async def test_no_tokens_are_no_events_but_the_end(backend: Backend) -> None:
         assert finished.usage.completion_tokens == 0
 
 
+@EVERY_KIND
 async def test_closing_the_generator_aborts_all_choices(backend: Backend) -> None:
     """S-ABORT-N."""
-    async with aclosing(backend.generate(request(n=3))) as stream:
+    async with aclosing(backend.generate(request(n=3, ignore_eos=False))) as stream:
         await anext(stream)
         await until_status(backend, lambda running, _: running > 0)
 
@@ -418,8 +433,9 @@ async def test_encodes_what_it_counts(backend: Backend) -> None:
     assert [PROMPT.text[token.start : token.stop] for token in tokens] == [t.text for t in tokens]
 
 
+@EVERY_KIND
 async def test_closing_the_backend_ends_every_request_with_an_error(backend: Backend) -> None:
-    running = backend.generate(request())
+    running = backend.generate(request(ignore_eos=False))
     await anext(running)
 
     await backend.aclose()
@@ -428,7 +444,7 @@ async def test_closing_the_backend_ends_every_request_with_an_error(backend: Bac
     with pytest.raises(BackendError):
         await read(running)
     with pytest.raises(BackendUnavailable):
-        await run(backend, request(max_tokens=1))
+        await run(backend, request(max_tokens=1, ignore_eos=False))
     assert (await backend.status()).state is BackendState.DOWN
 
 

@@ -11,6 +11,8 @@ from tests.gateway.policy.examples import TEXT, problems_after, problems_in
         ("version: 1", "version: 2", "bad-value", "version: 2 is not 1", ""),
         ("engine: echo", "engine: ray", "not-supported-yet", "engine 'ray'", ""),
         ("engine: echo", "engine: eco", "bad-value", "eco is not 'native', ", ""),
+        ("engine: echo", "engine: fastchat", "missing-key", "'fastchat' needs a model",
+         "model: vicuna-7b-v1.5"),
         ("delay_ms: 5", "delay_ms: [5]", "bad-value", "delay_ms: an engine's option", ""),
         (", model: ./large.gguf", "", "missing-key", "needs a model", "model: smollm2-135m-inst"),
         ("chat: {aliases", "'a b': {}\n  chat: {aliases", "bad-value", "'a b' is not a model", ""),

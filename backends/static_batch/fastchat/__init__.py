@@ -1,0 +1,1 @@
+"""FastChat's controller and worker protocol."""
