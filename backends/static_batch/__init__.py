@@ -1,0 +1,1 @@
+"""Static batches, and the controller/worker protocol that FastChat puts around them."""
