@@ -35,8 +35,8 @@ lock: ## resolve anew what is installed
 .venv/.native: requirements/native.lock pyproject.toml
 	@scripts/install.sh native
 
-.venv/.dev: requirements/dev.lock requirements/native.lock requirements/tgi-client.lock pyproject.toml
+.venv/.dev: requirements/dev.lock requirements/native.lock requirements/tgi-client.lock requirements/fastchat.lock pyproject.toml
 	@scripts/install.sh dev
 
 clean:
-	rm -rf .venv .venv-tgi .turnout
+	rm -rf .venv .venv-tgi .venv-fastchat .turnout

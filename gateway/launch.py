@@ -34,8 +34,8 @@ class LaunchError(Exception):
     """Serving cannot start; the message says why and what to do."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket that child processes may inherit.
+def bind(host: str, port: int, *, setting: str = "TURNOUT_PORT") -> socket.socket:
+    """A listening socket that child processes may inherit. setting: what chooses the port.
 
     Raises:
         LaunchError: the port is taken, or may not be used.
@@ -50,7 +50,7 @@ def bind(host: str, port: int) -> socket.socket:
         listening.close()
         raise LaunchError(
             f"cannot listen on {host} port {port}: {error.strerror}; "
-            "stop what listens there, or set TURNOUT_PORT to another port"
+            f"stop what listens there, or set {setting} to another port"
         ) from error
     return listening
 
@@ -91,16 +91,21 @@ async def run(settings: Settings, announce: Announce) -> int:
         policy = load(settings.policy)
         with tempfile.TemporaryDirectory(prefix="turnout-") as run_dir:
             stages = children(settings, policy, Path(run_dir), listening)
-            host, port = listening.getsockname()[:2]
+            base_url = base_url_of(listening)
             async with asyncio.TaskGroup() as tasks:
-                waiting = tasks.create_task(_announce_when_ready(host, port, policy, announce))
+                waiting = tasks.create_task(_announce_when_ready(base_url, policy, announce))
                 exit_code = await Supervisor(stages).run()
                 waiting.cancel()
     return exit_code
 
 
-async def _announce_when_ready(host: str, port: int, policy: Policy, announce: Announce) -> None:
-    base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+def base_url_of(listening: socket.socket) -> str:
+    """Where a socket is reached over HTTP."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+async def _announce_when_ready(base_url: str, policy: Policy, announce: Announce) -> None:
     async with httpx.AsyncClient(base_url=base_url, trust_env=False) as client:
         async for attempt in AsyncRetrying(
             wait=wait_fixed(0.1), retry=retry_if_exception_type(httpx.HTTPError)

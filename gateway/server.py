@@ -27,8 +27,25 @@ FORCED_AFTER_S = 5
 """After the drain timeout: for error events to go out and leases to be settled."""
 
 
-class DrainingServer(uvicorn.Server):
-    """uvicorn's server with our signals: the first one drains, the second one ends at once."""
+class CleanServer(uvicorn.Server):
+    """uvicorn's server, with exit code 0 after a clean end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        # uvicorn would raise the signal again after a clean end, and turn exit code 0 into -15
+        previous = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+class DrainingServer(CleanServer):
+    """With our signals: the first one drains, the second one ends at once."""
 
     def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
         super().__init__(config)
@@ -44,19 +61,6 @@ class DrainingServer(uvicorn.Server):
         if self._drain.is_over(time.monotonic()):
             self.should_exit = True
         return await super().on_tick(counter)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        # uvicorn would raise the signal again after a clean end, and turn exit code 0 into -15
-        previous = {
-            number: signal.signal(number, self.handle_exit)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 def main() -> None:

@@ -22,4 +22,7 @@ $pip -r requirements/dev.lock
 # The client of TGI pins an old huggingface-hub: it gets an environment of its own.
 [ -x .venv-tgi/bin/python ] || "$python" -m venv .venv-tgi
 .venv-tgi/bin/python -m pip install --quiet -r requirements/tgi-client.lock
+# FastChat's streams break on pydantic 2: so does it. Its controller and API server need no torch.
+[ -x .venv-fastchat/bin/python ] || "$python" -m venv .venv-fastchat
+.venv-fastchat/bin/python -m pip install --quiet -r requirements/fastchat.lock
 touch .venv/.dev

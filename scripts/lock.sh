@@ -23,3 +23,6 @@ requirements bench > "$work/bench.in"
 "$python" -m venv "$work/tgi"
 "$work/tgi/bin/pip" install --quiet "text-generation>=0.7,<0.8"
 { echo "# made by scripts/lock.sh"; "$work/tgi/bin/pip" freeze --exclude setuptools --exclude pip; } > requirements/tgi-client.lock
+"$python" -m venv "$work/fastchat"
+"$work/fastchat/bin/pip" install --quiet "fschat==0.2.36" "pydantic<2"
+{ echo "# made by scripts/lock.sh"; "$work/fastchat/bin/pip" freeze --exclude setuptools --exclude pip; } > requirements/fastchat.lock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gateway.cli import bench, doctor, keys, models, serve, tenants
+from gateway.cli import bench, doctor, fastchat_worker, keys, models, serve, tenants
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -13,6 +13,7 @@ app = typer.Typer(
     help="An LLM gateway with its own engines.",
 )
 app.command("serve")(serve.serve)
+app.command("fastchat-worker")(fastchat_worker.fastchat_worker)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 app.add_typer(keys.app, name="keys", help="Issue, list and revoke keys.")

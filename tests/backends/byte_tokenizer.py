@@ -20,7 +20,7 @@ VOCAB_SIZE = 257
 TEMPLATE = "{{ strftime_now('%Y') }}{% for message in messages %}{{ message.content }}{% endfor %}"
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer(chat_template: str | None = TEMPLATE) -> Tokenizer:
     alphabet = _byte_alphabet()
     vocabulary = {alphabet[byte]: byte for byte in range(256) if byte != EOS_ID}
     vocabulary |= {alphabet[EOS_ID]: 256, EOS: EOS_ID}
@@ -33,7 +33,7 @@ def byte_tokenizer() -> Tokenizer:
             encoder=encoder,
             eos_token_ids=frozenset([EOS_ID]),
             special_tokens={"eos_token": EOS},
-            chat_template=TEMPLATE,
+            chat_template=chat_template,
             chat_template_origin="bytes",
         )
     )
