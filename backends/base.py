@@ -20,6 +20,19 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from backends.types import Event, GenerationRequest, Prompt
+from native_engine.batch_stats import SECONDS_EDGES, SIZE_EDGES, BatchStats, Distribution
+
+__all__ = [
+    "SECONDS_EDGES",
+    "SIZE_EDGES",
+    "Backend",
+    "BackendState",
+    "BackendStatus",
+    "BatchStats",
+    "Distribution",
+    "EncodedToken",
+    "Tokenizing",
+]
 
 
 class BackendState(enum.Enum):
@@ -51,6 +64,7 @@ class BackendStatus:
     prefix_cache_hits: int = 0  # and found
     num_draft_tokens: int = 0  # guessed ahead and verified
     num_accepted_tokens: int = 0  # and found right
+    batches: BatchStats | None = None  # of an engine that batches by TGI's rule
     engine: str = ""  # one line for a human: kind, dtype, device, determinism
     deterministic: bool = False  # the same request yields the same tokens; false if unknown
 

@@ -98,6 +98,7 @@ class LocalBackend:
             prefix_cache_hits=stats.prefix_cache_hits,
             num_draft_tokens=stats.num_draft_tokens,
             num_accepted_tokens=stats.num_accepted_tokens,
+            batches=stats.batches,
         )
         if info is None:
             return known

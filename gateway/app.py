@@ -33,6 +33,7 @@ from gateway.policy.model import BackendConfig, Policy
 from gateway.routes import build_routes
 from gateway.stores.sqlite import SqliteStore
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.tgi_metrics import TGI_ENGINE
 from gateway.telemetry.tracing import Tracing, open_provider
 from gateway.tenancy.database import Directory
 from gateway.tenancy.leases import Leases
@@ -77,7 +78,7 @@ async def open_services(
 ) -> AsyncGenerator[Services]:
     """Open what requests are served with, and close it again."""
     async with AsyncExitStack() as stack:
-        metrics = Metrics()
+        metrics = Metrics(tgi_backends=tgi_backends(policy))
         metrics.policy_info.labels(policy.digest).set(1)
         tracing = Tracing(open_provider(os.environ))
         stack.callback(tracing.close)
@@ -105,6 +106,13 @@ async def open_services(
             body_timeout_s=settings.body_timeout_s,
             keep_alive_s=settings.keep_alive_s,
         )
+
+
+def tgi_backends(policy: Policy) -> frozenset[str]:
+    """The names of those that have TGI's metrics beside the others."""
+    return frozenset(
+        name for name, config in policy.backends.items() if config.engine == TGI_ENGINE
+    )
 
 
 def backend_spec(config: BackendConfig, settings: Settings, run_dir: Path) -> BackendSpec:

@@ -19,7 +19,8 @@ from gateway.drain import Drain
 from gateway.errors import GatewayError, ServerError
 from gateway.policy.model import Decision, Policy
 from gateway.telemetry import tracing
-from gateway.telemetry.metrics import OTHER, Metrics, RequestRecord
+from gateway.telemetry.metrics import OTHER, Metrics
+from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.tracing import Tracing
 from gateway.tenancy.database import Directory
 from gateway.tenancy.leases import Leases
@@ -137,11 +138,12 @@ class Call:
         self.services.metrics.record(
             RequestRecord(
                 endpoint=self.endpoint,
+                backend=self.backend,
                 tenant=tenant,
                 model=model,
                 status=self.status,
                 outcome=self.outcome,
-                duration_s=self.elapsed_s(),
+                timings=self.timings(),
                 first_token_s=self.first_token_s,
                 prompt_tokens=self.prompt_tokens,
                 completion_tokens=self.completion_tokens,

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from native_engine.batch_stats import BatchStats
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogitRules:
@@ -138,6 +140,7 @@ class EngineStats:
     num_draft_tokens: int = 0  # guessed ahead and verified, ever
     num_accepted_tokens: int = 0  # and found right
     num_cached_blocks: int = 0  # blocks that the prefix cache can find now, in use or free
+    batches: BatchStats | None = None  # of an engine that batches by TGI's rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

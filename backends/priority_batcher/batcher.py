@@ -1,4 +1,4 @@
-"""TGI's batching task as an engine: add, abort, step. Read `PriorityBatcher._next_work` first.
+"""TGI's batching task as an engine: add, abort, step. Read `PriorityBatcher._next_pass` first.
 
 One forward pass a step. A first batch is prefilled; then, before each decode, the queue is asked
 for more. What it gives is prefilled while the others pause, and decodes with them from then on; the
@@ -18,8 +18,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 from backends.priority_batcher.config import PriorityBatcherConfig, resolve
+from backends.priority_batcher.figures import Concat, Figures, Method
 from backends.priority_batcher.queue import Admission, Entry, Queue
 from native_engine.answering import advance
 from native_engine.block_manager import BlockManager
@@ -49,6 +51,11 @@ from native_engine.types import (
 logger = logging.getLogger(__name__)
 
 
+class _Pass(NamedTuple):
+    method: Method
+    work: list[Admission]
+
+
 class PriorityBatcher:
     """Implements `native_engine.types.SteppedEngine` over any runner."""
 
@@ -75,6 +82,7 @@ class PriorityBatcher:
         self._entries: dict[str, Entry] = {}  # in line or running, by request id
         self._deadlines = Deadlines()
         self._step_cost = StepCost()
+        self._figures = Figures()
         self._info = _info(runner, config)
         self._num_arrivals = 0
         self._num_failed_steps = 0  # in a row
@@ -114,6 +122,10 @@ class PriorityBatcher:
             prefix_cache_queries=self._prefix_cache_queries,
             prefix_cache_hits=self._prefix_cache_hits,
             num_cached_blocks=blocks.num_named_blocks,
+            batches=self._figures.snapshot(
+                current_max_tokens=self._num_reserved_tokens(),
+                max_total_tokens=self._config.max_batch_total_tokens,
+            ),
         )
 
     def add(self, request: EngineRequest) -> None:
@@ -174,22 +186,28 @@ class PriorityBatcher:
         """
         started_s = self._clock()
         outputs = self._expire(started_s)
-        work = self._next_work()
+        method, work = self._next_pass()
         if not work:
             return outputs
+        begun_s = self._clock()
+        self._figures.begin(method)
         self._block_manager.begin_step()
         try:
             results = self._runner.execute(StepBatch(sequences=tuple(map(_share, work))))
         except Exception as error:
-            logger.exception("a step of %d requests failed", len(work))
+            logger.exception("a %s of %d requests failed", method, len(work))
+            self._figures.fail(method)
             return outputs + self._fail(work, error)
         finally:
             self._block_manager.end_step()
         self._num_failed_steps = 0
-        self._observe(work, self._clock() - started_s)
+        forward_s = self._clock() - begun_s
         for (entry, num_tokens), result in zip(work, results, strict=True):
             if entry.status is SequenceStatus.RUNNING:  # and was not aborted while the step ran
                 outputs += self._record(entry, num_tokens, result, started_s)
+        inference_s = self._clock() - begun_s
+        self._figures.end(method, forward_s=forward_s, inference_s=inference_s)
+        self._step_cost.observe(0, sum(num_tokens for _, num_tokens in work), inference_s)
         return outputs
 
     def check_invariants(self) -> None:
@@ -220,7 +238,7 @@ class PriorityBatcher:
             if not holds:
                 raise AssertionError(f"{message}: {here}")
 
-    def _next_work(self) -> list[Admission]:
+    def _next_pass(self) -> _Pass:
         """What the next pass computes: a prefill, a decode or, with chunking, both."""
         config, running = self._config, self._running
         most = max(1, config.max_batch_prefill_tokens - len(running) + 1)
@@ -229,38 +247,46 @@ class PriorityBatcher:
         ]  # a token of each; of a prompt that has come in part, what the others leave
         if config.chunking:
             num_tokens = sum(num_tokens for _, num_tokens in work)
-            return work + self._admit(0, config.max_batch_prefill_tokens - num_tokens)
+            budget = config.max_batch_prefill_tokens - num_tokens
+            admissions = self._admit("chunking", 0, budget)
+            return _Pass("prefill" if admissions else "decode", work + admissions)
         if not running or not self._is_decode_due:
             is_patient = self._waiting_tokens < config.max_waiting_tokens
             min_size = int(len(running) * config.waiting_served_ratio) if is_patient else 0
             self._is_decode_due = bool(running)
-            prefill = self._admit(min_size, config.max_batch_prefill_tokens)
-            if prefill:
+            concat: Concat = "backpressure" if is_patient else "wait_exceeded"
+            admissions = self._admit(concat, min_size, config.max_batch_prefill_tokens)
+            if admissions:
                 self._waiting_tokens = 1
-                return prefill
+                return _Pass("prefill", admissions)
         self._is_decode_due = False
         self._waiting_tokens += 1
-        return work
+        return _Pass("decode", work)
 
-    def _admit(self, min_size: int, prefill_budget: int) -> list[Admission]:
+    def _admit(self, concat: Concat, min_size: int, prefill_budget: int) -> list[Admission]:
         """Add to the batch what the queue gives."""
         running, config = self._running, self._config
-        num_reserved_tokens = sum(entry.limit for entry in running)
         admissions = self._queue.next_batch(
             min_size=min_size,
             max_size=config.max_batch_size - len(running),
             prefill_budget=prefill_budget,
-            token_budget=config.max_batch_total_tokens - num_reserved_tokens,
+            token_budget=config.max_batch_total_tokens - self._num_reserved_tokens(),
         )
+        if not admissions:
+            return []
+        self._figures.admit(len(admissions), concat if running else None)
         for entry, _ in admissions:
             entry.status = SequenceStatus.RUNNING
             if entry.num_cached_tokens is None:
                 entry.num_cached_tokens = entry.num_computed_tokens
             running.append(entry)
-        if admissions and logger.isEnabledFor(logging.DEBUG):
+        if logger.isEnabledFor(logging.DEBUG):
             ids = [entry.request_id for entry, _ in admissions]
             logger.debug("iteration %d admits %s", self._queue.iteration, ids)
         return admissions
+
+    def _num_reserved_tokens(self) -> int:
+        return sum(entry.limit for entry in self._running)
 
     def _record(
         self, entry: Entry, num_tokens: int, result: SequenceResult, started_s: float
@@ -309,11 +335,6 @@ class PriorityBatcher:
             "try again later",
             retry_after_s=retry_after_s,
         )
-
-    def _observe(self, work: list[Admission], duration_s: float) -> None:
-        num_decodes = sum(entry.num_outputs > 0 and count == 1 for entry, count in work)
-        num_tokens = sum(count for _, count in work)
-        self._step_cost.observe(num_decodes, num_tokens - num_decodes, duration_s)
 
     def _expire(self, now_s: float) -> list[SequenceOutput]:
         """End what is out of time, waiting or running."""

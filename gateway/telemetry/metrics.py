@@ -7,12 +7,13 @@ names, so that its dashboards and endpoint pickers work unchanged. Counts this p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from backends.base import BackendState, BackendStatus
+from gateway.telemetry.record import RequestRecord
+from gateway.telemetry.tgi_metrics import TgiMetrics
 
 OTHER = "other"
 
@@ -25,27 +26,13 @@ STATES = {BackendState.READY: 0, BackendState.STARTING: 2, BackendState.DOWN: 1}
 """`turnout_backend_state`: 0 ready, 1 down, 2 starting."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestRecord:
-    """One finished request, however it ended. Times in seconds."""
-
-    endpoint: str
-    tenant: str
-    model: str
-    status: int
-    outcome: str  # complete | rejected | client_disconnect | error | drained
-    duration_s: float
-    first_token_s: float | None  # None: no token came
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-
-
 class Metrics:
     """The gateway's metrics over one registry. Created once by the composition root."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, tgi_backends: Collection[str] = ()) -> None:
+        """tgi_backends: those that also have TGI's metrics."""
         self.registry = CollectorRegistry()
+        self._tgi = TgiMetrics(self.registry, tgi_backends) if tgi_backends else None
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
@@ -115,7 +102,7 @@ class Metrics:
         self.requests.labels(
             record.endpoint, record.tenant, record.model, str(record.status), record.outcome
         ).inc()
-        self.duration.labels(record.endpoint, record.model).observe(record.duration_s)
+        self.duration.labels(record.endpoint, record.model).observe(record.timings.total_s)
         if record.first_token_s is not None:
             self.first_token.labels(record.model).observe(record.first_token_s)
         for kind, count in (
@@ -124,10 +111,14 @@ class Metrics:
             ("cached", record.cached_tokens),
         ):
             self.tokens.labels(record.tenant, record.model, kind).inc(max(count, 0))
+        if self._tgi is not None:
+            self._tgi.record(record)
 
     def render(self, statuses: Mapping[str, BackendStatus], num_active: int) -> bytes:
         """The text exposition, with the gauges as things stand right now."""
         self.in_flight.set(num_active)
+        if self._tgi is not None:
+            self._tgi.show(statuses)
         for name, status in statuses.items():
             self.backend_state.labels(name).set(STATES[status.state])
             self.running.labels(name).set(status.num_running)

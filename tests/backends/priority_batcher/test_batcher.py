@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -373,7 +374,7 @@ def test_what_is_out_of_time_ends_as_it_stands_running_or_waiting() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"chunking": True, "max_batch_prefill_tokens": 4}])
-def test_log_probabilities_of_a_prompt_come_whole_and_once(options: dict[str, int]) -> None:
+def test_log_probabilities_of_a_prompt_come_whole_and_once(options: dict[str, Any]) -> None:
     """E-PREFIX-PROMPT-LOGPROBS: though its prompt is cached, and its answer goes on."""
     runner = StubRunner()
     batcher = make_batcher(runner, default_generation_length=3, **options)

@@ -39,10 +39,11 @@ class Overload:
         self.choose = choose = random.Random(seed)
         self.runner = StubRunner(num_blocks=choose.choice([12, 20, 40]), block_size=4)
         self.generation_length = choose.choice([3, 1000])
+        self.aging, self.max_bypass = choose.choice([1, 2, 5, 12]), choose.choice([0, 1, 3])
         chunking = choose.random() < 0.4
         self.options: dict[str, Any] = {
-            "max_waiting_tokens": choose.choice([1, 2, 5, 12]),
-            "max_bypass": choose.choice([0, 1, 3]),
+            "max_waiting_tokens": self.aging,
+            "max_bypass": self.max_bypass,
             "waiting_served_ratio": choose.choice([0.0, 0.3, 1.2]),
             "max_batch_prefill_tokens": choose.choice([6, 24]) if chunking else 40,
             "max_input_tokens": MAX_PROMPT,
@@ -133,17 +134,16 @@ class Overload:
         self.tally["low"] += stay.priority < max(CLASSES)
 
     def most_lower(self, stay: Stay, waited: int) -> int:
-        aging, bypass = self.options["max_waiting_tokens"], self.options["max_bypass"]
         by_age = sum(
-            1 + waited // (aging * (stay.priority - lower))
+            1 + waited // (self.aging * (stay.priority - lower))
             for lower in CLASSES
             if lower < stay.priority
         )
-        return by_age + bypass * (1 + stay.num_left)
+        return by_age + self.max_bypass * (1 + stay.num_left)
 
     def longest_wait_of_the_first(self, priority: int) -> int:
-        aging = self.options["max_waiting_tokens"] * (max(CLASSES) - priority)
-        turn = (self.options["max_bypass"] + 1) * self.longest_turn + 1
+        aging = self.aging * (max(CLASSES) - priority)
+        turn = (self.max_bypass + 1) * self.longest_turn + 1
         return aging + len(CLASSES) * turn
 
 
