@@ -43,7 +43,7 @@ from gateway.supervisor import Child, Supervisor
 from gateway.telemetry import logs
 from native_engine.errors import ModelFileError
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("turnout.fastchat_worker")
 
 CANNOT_START = (
     *(LaunchError, PolicyError, CatalogError),

@@ -15,6 +15,8 @@ import typer
 
 from gateway.config import load_settings
 
+EVERYWHERE = ("0.0.0.0", "::")
+
 
 def fastchat_worker(
     policy: Annotated[Path | None, typer.Option(help="The policy file.")] = None,
@@ -28,7 +30,7 @@ def fastchat_worker(
     ] = None,
     controller_address: Annotated[str, typer.Option()] = "http://localhost:21001",
     model_names: Annotated[
-        str | None, typer.Option(help="Separated by commas. Default: the backend's name.")
+        str | None, typer.Option(metavar="A,B", help="Default: the backend's name.")
     ] = None,
     limit_worker_concurrency: Annotated[
         int, typer.Option(min=1, help="Requests at once; others wait.")
@@ -51,6 +53,11 @@ def fastchat_worker(
     from gateway.launch import base_url_of, bind
     from gateway.telemetry import logs
 
+    if host in EVERYWHERE and worker_address is None and not no_register:
+        raise typer.BadParameter(
+            f"--host {host} is no address to register; say where others reach this worker with "
+            "--worker-address http://HOST:PORT"
+        )
     settings = load_settings()
     settings = replace(settings, policy=policy or settings.policy)
     logs.configure(settings.log_level, as_json=settings.log_json)
@@ -59,7 +66,7 @@ def fastchat_worker(
         with bind(host, port, setting="--port") as listening:
             options = worker.WorkerOptions(
                 backend=chosen,
-                model_names=tuple(model_names.split(",")) if model_names else (chosen,),
+                model_names=split_names(model_names) or (chosen,),
                 worker_address=worker_address or base_url_of(listening),
                 controller_address=None if no_register else controller_address,
                 limit_concurrency=limit_worker_concurrency,
@@ -76,3 +83,8 @@ def fastchat_worker(
         typer.echo(f"turnout: {error}", err=True)
         raise typer.Exit(os.EX_CONFIG) from error
     raise typer.Exit(exit_code)
+
+
+def split_names(text: str | None) -> tuple[str, ...]:
+    """The names between commas; none of them is empty."""
+    return tuple(filter(None, map(str.strip, (text or "").split(","))))

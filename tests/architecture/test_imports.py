@@ -19,7 +19,9 @@ def loaded_by(statement: str) -> set[str]:
     return set(result.stdout.split())
 
 
-@pytest.mark.parametrize("module", ["gateway.app", "gateway.server", "backends.native"])
+@pytest.mark.parametrize(
+    "module", ["gateway.app", "gateway.server", "gateway.fastchat_worker", "backends.native"]
+)
 def test_the_gateway_loads_no_torch(module: str) -> None:
     assert loaded_by(f"import {module}").isdisjoint(HEAVY)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -158,6 +159,22 @@ def test_a_text_is_completed_with_its_echo_and_log_probabilities(
     assert told["token_logprobs"][0] is None
     assert all(logprob <= 0 for logprob in told["token_logprobs"][1:])
     assert len(told["text_offset"]) == len(told["top_logprobs"]) == len(told["tokens"])
+
+
+def test_a_controller_passes_a_stream_on(installation: Installation) -> None:
+    asking = {"model": MODEL, "prompt": "The capital of France is", "temperature": 0}
+
+    answer = httpx.post(
+        f"{installation.controller_address}/worker_generate_stream",
+        json={**asking, "max_new_tokens": 4},
+        trust_env=False,
+    )
+
+    *frames, rest = answer.content.split(b"\0")
+    assert rest == b""
+    texts = [json.loads(frame)["text"] for frame in frames]
+    assert texts[-1].startswith("The capital of France is Paris")
+    assert all(longer.startswith(shorter) for shorter, longer in itertools.pairwise(texts))
 
 
 def test_tokens_are_checked(installation: Installation) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gateway.cli.fastchat_worker import split_names
 from gateway.cli.main import app
 from gateway.config import Settings
 from gateway.fastchat_worker import WorkerOptions, children, find_backend
@@ -92,6 +93,19 @@ def test_a_backend_without_a_process_starts_none(tmp_path: Path) -> None:
     assert engines == []
     told = json.loads(worker.command[worker.command.index("--options") + 1])
     assert told["model_names"] == ["a", "b"]
+
+
+def test_names_are_those_between_commas() -> None:
+    assert split_names("smollm2, gpt-4o-mini,") == ("smollm2", "gpt-4o-mini")
+    assert split_names(None) == ()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_an_address_that_nobody_can_reach_is_not_registered(host: str) -> None:
+    result = CliRunner().invoke(app, ["fastchat-worker", "--host", host])
+
+    assert result.exit_code == 2
+    assert "--worker-address" in result.stderr
 
 
 @pytest.fixture

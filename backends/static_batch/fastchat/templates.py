@@ -148,7 +148,7 @@ async def choose(name: str | None, tokenizer: Tokenizing) -> Conversation:
         if fitted is None:
             logger.warning(
                 "conversation template %s does not give the tokens of the model's own chat "
-                "template; it is used all the same, as asked for",
+                "template, if it has one; it is used all the same, as asked for",
                 name,
             )
         return fitted or conversation

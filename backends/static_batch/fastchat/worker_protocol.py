@@ -109,7 +109,6 @@ class GenerateParams:
             max_tokens=self.max_new_tokens,
             clamp_max_tokens=False,
             stop=self.stop,
-            stream=True,
         )
 
 

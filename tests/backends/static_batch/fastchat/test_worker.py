@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import random
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from backends.echo import EchoBackend, EchoOptions
 from backends.static_batch.fastchat.worker import Worker
 from backends.types import Event, GenerationRequest
 from tests.backends.static_batch.fastchat.calling import (
+    Caller,
     Frame,
     caller,
     post,
@@ -87,6 +89,18 @@ async def test_stops_after_the_prompt_only_and_shows_nothing_of_a_stop() -> None
 
     assert answer["text"] == "to be or not "
     assert answer["finish_reason"] == "stop"
+
+
+async def test_nothing_of_a_stop_is_shown_before_it_is_known_to_be_none() -> None:
+    """engine.md 4.2: `is_partial_stop` compares the whole output where it is to compare nothing."""
+    worker = worker_over(EchoBackend("echo", EchoOptions(text="to be or")), stream_interval=1)
+    asking = {"prompt": "x", "echo": False}
+
+    frames = await stream(worker, {**asking, "stop": [" be not", "to be or not"]})
+    assert [frame["text"] for frame in frames] == ["", "", "", "to be or", "to be or"]
+
+    frames = await stream(worker, {**asking, "stop": ["e o", "x"]})
+    assert [frame["text"] for frame in frames] == ["to", "to b", "to b", "to b"]
 
 
 async def test_ends_at_max_new_tokens() -> None:
@@ -257,6 +271,22 @@ async def test_a_client_that_leaves_aborts_the_engines_work_at_once(path: str) -
     assert (await post(worker, path.removesuffix("_stream"), PROMPT))["error_code"] == 0
 
 
+async def test_a_client_that_stopped_reading_and_leaves_aborts_as_well() -> None:
+    backend = EchoBackend("echo")
+    worker = worker_over(backend, limit_concurrency=1)
+    leaving = caller(worker, "/worker_generate_stream", PROMPT)
+    leaving.stalls = True
+    running = asyncio.create_task(leaving.run())
+    await settled()
+    assert backend.aborted == []
+
+    leaving.leave.set()
+    await running
+
+    assert backend.aborted == ["fastchat-0"]
+    assert worker.queue_length == 0
+
+
 async def test_a_client_that_leaves_while_it_waits_gives_its_place_up() -> None:
     gate = Gate()
     backend = gated(gate)
@@ -292,6 +322,36 @@ async def test_a_slot_comes_back_wherever_a_request_is_cancelled(path: str) -> N
         assert (await post(worker, "/worker_generate", PROMPT))["error_code"] == 0
         num_turns += 1
     assert num_turns > 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_no_mix_of_clients_that_stay_and_leave_loses_a_slot(seed: int) -> None:
+    """engine.md 6.16: the queue grows until the worker is stuck."""
+    rng = random.Random(seed)
+    backend = EchoBackend("echo")
+    worker = worker_over(backend, limit_concurrency=3)
+
+    async def come_and_go(calling: Caller, num_turns: int) -> None:
+        running = asyncio.create_task(calling.run())
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+            assert (await backend.status()).num_running <= 3
+        calling.leave.set()
+        await running
+
+    paths = ["/worker_generate", "/worker_generate_stream"]
+    await asyncio.gather(
+        *(
+            come_and_go(caller(worker, rng.choice(paths), PROMPT), rng.randrange(60))
+            for _ in range(30)
+        )
+    )
+
+    assert backend.aborted
+    assert worker.queue_length == 0
+    assert (await backend.status()).num_running == 0
+    running = (post(worker, "/worker_generate", PROMPT) for _ in range(4))
+    assert all(answer["error_code"] == 0 for answer in await asyncio.gather(*running))
 
 
 @pytest.mark.parametrize(
