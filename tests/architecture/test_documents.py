@@ -15,7 +15,14 @@ NAMED = re.compile(
 
 @pytest.mark.parametrize(
     "document",
-    ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs/models.md", "docs/fastchat.md"],
+    [
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "README.md",
+        "docs/engines.md",
+        "docs/models.md",
+        "docs/fastchat.md",
+    ],
 )
 def test_every_file_that_a_document_names_exists(document: str) -> None:
     text = ROOT.joinpath(document).read_text()
@@ -29,7 +36,7 @@ def test_the_map_fits_on_a_page() -> None:
 
 def test_the_readme_names_the_targets_that_the_makefile_has() -> None:
     makefile = ROOT.joinpath("Makefile").read_text()
-    for target in re.findall(r"make (\w+)", ROOT.joinpath("README.md").read_text()):
+    for target in re.findall(r"make ([\w-]+)", ROOT.joinpath("README.md").read_text()):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE)
 
 
