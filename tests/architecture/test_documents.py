@@ -14,7 +14,14 @@ NAMED = re.compile(
 
 
 @pytest.mark.parametrize(
-    "document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs/models.md"]
+    "document",
+    [
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "README.md",
+        "docs/models.md",
+        "docs/priority_batcher.md",
+    ],
 )
 def test_every_file_that_a_document_names_exists(document: str) -> None:
     text = ROOT.joinpath(document).read_text()
