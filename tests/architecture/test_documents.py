@@ -22,6 +22,7 @@ NAMED = re.compile(
         "docs/engines.md",
         "docs/models.md",
         "docs/fastchat.md",
+        "docs/priority_batcher.md",
     ],
 )
 def test_every_file_that_a_document_names_exists(document: str) -> None:
