@@ -72,6 +72,10 @@ class CannedModelWorker(BaseModelWorker):  # type: ignore[misc]
             yield self._frame(text, said, number)
         yield self._frame(text, said, number, "length" if limit < number else "stop")
 
+    def generate_gate(self, params: dict[str, Any]) -> Any:
+        *_, last = self.generate_stream_gate(params)
+        return json.loads(last[:-1])
+
     def _frame(
         self, text: str, prompt: list[str], number: int, finish_reason: str | None = None
     ) -> bytes:

@@ -6,6 +6,7 @@ heartbeats and its template are FastChat's.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -57,10 +58,22 @@ class Installation:
     stack: ExitStack
 
     def start_worker(self, name: str) -> subprocess.Popen[bytes]:
-        """Returns when it is registered."""
-        before = self.num_workers()
+        """Returns when it listens, which is after it has registered."""
+        port = free_port()
+        process = self._start(str(SCRIPT), str(port), self.controller, name)
+        until_listening(port)
+        return process
+
+    def start_controller(self) -> int:
+        """FastChat's own; returns its port when it listens there."""
+        port = free_port()
+        self._start("-m", "fastchat.serve.controller", "--host=127.0.0.1", f"--port={port}")
+        until_listening(port)
+        return port
+
+    def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [PYTHON, SCRIPT, str(free_port()), self.controller, name],
+            [PYTHON, *arguments],
             env={
                 **os.environ,
                 "LOGDIR": str(self.server.home),
@@ -71,8 +84,11 @@ class Installation:
             stderr=subprocess.DEVNULL,
         )
         self.stack.callback(end, process)
-        self.until_workers(before + 1)
         return process
+
+    def refresh(self) -> None:
+        """Ask every worker how it is; those that are dead are forgotten."""
+        httpx.post(f"{self.controller}/refresh_all_workers").raise_for_status()
 
     def num_workers(self) -> int:
         with self.server.client() as client:
@@ -103,7 +119,7 @@ def server() -> Iterator[tuple[Server, str]]:
 def installation(server: tuple[Server, str]) -> Iterator[Installation]:
     with ExitStack() as stack:
         installation = Installation(server=server[0], controller=server[1], stack=stack)
-        httpx.post(f"{installation.controller}/refresh_all_workers")  # forgets another test's
+        installation.refresh()  # forgets another test's
         yield installation
 
 
@@ -119,6 +135,16 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def until_listening(port: int) -> None:
+    deadline_s = time.monotonic() + 60
+    while True:
+        with socket.socket() as probe:
+            if not probe.connect_ex(("127.0.0.1", port)):
+                return
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -192,6 +218,7 @@ def test_the_worker_with_the_shorter_queue_is_next(
         model="vicuna", messages=say("hold"), stream=True
     ) as holding:
         held = next(c.choices[0].delta.content for c in holding if c.choices[0].delta.content)
+        installation.refresh()  # a heartbeat from before may still be on its way
 
         answer = installation.ask("who").json()["choices"][0]["message"]["content"]
 
@@ -271,6 +298,21 @@ def test_a_worker_without_heartbeats_is_gone_and_registers_anew_when_it_lives(
     process.send_signal(signal.SIGCONT)
     installation.until_workers(1)
     assert "I am Ann." in installation.ask("ho").text
+
+
+def test_fastchats_own_controller_takes_it_for_a_worker(installation: Installation) -> None:
+    installation.start_worker("Ann")
+    upstream = f"http://127.0.0.1:{installation.start_controller()}"
+    body = {"worker_name": installation.controller, "check_heart_beat": False}
+
+    httpx.post(f"{upstream}/register_worker", json=body).raise_for_status()
+    models = httpx.post(f"{upstream}/list_models").json()
+    params = {"model": "vicuna", "prompt": "ho ASSISTANT:", "max_new_tokens": 9}
+    answer = httpx.post(f"{upstream}/worker_generate_stream", json=params).content
+
+    assert models == {"models": ["vicuna"]}
+    last = json.loads(answer.rstrip(b"\0").rpartition(b"\0")[2])
+    assert last["text"] == "I am Ann. ho ho ho ho ho ho"
 
 
 def test_the_table_of_prompts_is_what_fastchat_itself_writes(tmp_path: Path) -> None:
