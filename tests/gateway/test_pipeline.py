@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.base import BackendStatus
+from backends.base import Backend, BackendStatus
 from backends.echo import EchoBackend, EchoOptions
 from backends.types import Event, GenerationRequest
 from tests.gateway.serving import POLICY, Gateway, gateway_over
@@ -497,3 +497,25 @@ async def test_a_route_may_ask_for_a_header(tmp_path: Path) -> None:
         job = await gateway.call(CHAT, chat(), headers={"x-job": "nightly, 7"})
     assert plain.response_headers["x-turnout-backend"] == "first"
     assert job.response_headers["x-turnout-backend"] == "second"
+
+
+class Uncounted:
+    """A backend with a context of 8 tokens, by its own word, and nothing that counts a prompt."""
+
+    def __init__(self) -> None:
+        self._echo = echo("first", max_model_len=8)
+        self.name = "first"
+        self.generate = self._echo.generate
+        self.status = self._echo.status
+        self.aclose = self._echo.aclose
+
+
+async def test_a_guess_at_a_prompts_length_refuses_nobody(tmp_path: Path) -> None:
+    """A backend without a tokenizer says itself what does not fit."""
+    backends: dict[str, Backend] = {"first": Uncounted(), "second": Uncounted()}
+    async with gateway_over(tmp_path, backends) as gateway:
+        fits = await gateway.call(CHAT, chat("a" * 40))
+        long = await gateway.call(CHAT, chat("a " * 9))
+    assert fits.status == 200
+    assert long.status == 400
+    assert long.json()["error"]["code"] == "context_length_exceeded"

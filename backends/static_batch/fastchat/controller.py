@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 
@@ -77,14 +77,9 @@ class Controller:
         """All that are there now."""
         return self._registry.workers(self._clock())
 
-    def pick(self, model: str) -> Worker | None:
+    def pick(self, model: str, *, without: Collection[str] = ()) -> Worker | None:
         """The worker for the next request, by the dispatch method."""
-        return self._registry.pick(model, self._clock(), self._draw())
-
-    def remove(self, worker: Worker) -> None:
-        """Forget a worker that cannot be reached; if it lives, its next heartbeat registers it."""
-        logger.warning("worker %s is removed", worker.address)
-        self._registry.remove(worker)
+        return self._registry.pick(model, self._clock(), self._draw(), without=without)
 
     def build_app(self) -> Starlette:
         """The application; the caller serves it, and closes the client."""
@@ -133,16 +128,7 @@ class Controller:
 
     async def _refresh_all_workers(self, request: Request) -> Response:
         for worker, status in await self._ask_all():
-            if status is None:
-                self.remove(worker)
-            else:
-                self._registry.register(
-                    worker.address,
-                    status,
-                    self._clock(),
-                    check_heart_beat=worker.check_heart_beat,
-                    multimodal=worker.multimodal,
-                )
+            self._registry.refresh(worker, status, self._clock())
         return JSONResponse(None)
 
     async def _list_models(self, request: Request) -> Response:

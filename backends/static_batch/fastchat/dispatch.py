@@ -9,7 +9,7 @@ Source: the controller of FastChat 0.2.36. Knows no HTTP and no prompts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -82,14 +82,25 @@ class Registry:
         self._workers[address] = replace(_with_queue(worker, queue_length), last_heard_s=now_s)
         return True
 
-    def remove(self, worker: Worker) -> None:
-        """Forget a registration, unless a newer one has taken its place."""
-        current = self._workers.get(worker.address)
-        if current is not None and current.registered_s == worker.registered_s:
-            del self._workers[worker.address]
+    def refresh(self, worker: Worker, status: WorkerStatus | None, now_s: float) -> None:
+        """Take a worker's word on being asked, or forget it for giving none (None).
 
-    def pick(self, model: str, now_s: float, draw: float) -> Worker | None:
+        Void if it has registered anew or expired meanwhile.
+        """
+        current = self._workers.get(worker.address)
+        if current is None or current.registered_s != worker.registered_s:
+            return
+        if status is None:
+            del self._workers[worker.address]
+        else:
+            self._workers[worker.address] = replace(current, status=status, last_heard_s=now_s)
+
+    def pick(
+        self, model: str, now_s: float, draw: float, *, without: Collection[str] = ()
+    ) -> Worker | None:
         """A worker that serves the model; None if none does. `draw` is in [0, 1).
+
+        Those at the addresses `without` are passed over.
 
         By `lottery`, with a probability in proportion to its speed. By `shortest_queue`, the one
         with the least queue for its speed, which counts as longer by one until its next heartbeat.
@@ -97,7 +108,9 @@ class Registry:
         able = [
             worker
             for worker in self.workers(now_s)
-            if model in worker.status.model_names and worker.status.speed > 0.0
+            if model in worker.status.model_names
+            and worker.status.speed > 0.0
+            and worker.address not in without
         ]
         if not able:
             return None

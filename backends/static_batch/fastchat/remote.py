@@ -2,8 +2,8 @@
 
 The controller listens for as long as the backend lives, in the gateway's own process; workers
 register there by themselves. A request goes to one worker, each of its choices as a call of its
-own, as FastChat's API server does it. A worker that is not there is forgotten and the next one
-asked, as long as nothing was sent; whether to ask again after that is the caller's business.
+own, as FastChat's API server does it. If nobody listens there the next one is asked; whether to ask
+again once something was sent is the caller's business.
 
 Closing the generator closes the sockets, which is all the abort that the protocol has. Source:
 FastChat 0.2.36. Knows no client's dialect.
@@ -167,13 +167,19 @@ class FastChatBackend:
         return result
 
     async def _plan(self, request: GenerationRequest) -> Plan:
-        """A worker that is there, and what to ask of it."""
-        while (worker := self._controller.pick(self._model)) is not None:
+        """A worker that is there, and what to ask of it.
+
+        One that cannot be reached stays registered: FastChat's register before they listen.
+        """
+        gone: set[str] = set()
+        while (worker := self._controller.pick(self._model, without=gone)) is not None:
             try:
                 return await self._plan_for(worker, request)
             except WorkerGone:
-                self._controller.remove(worker)
-        raise BackendUnavailable(self._why_down())
+                gone.add(worker.address)
+        raise BackendUnavailable(
+            f"no worker of {self._name} can be reached" if gone else self._why_down()
+        )
 
     async def _plan_for(self, worker: Worker, request: GenerationRequest) -> Plan:
         facts = await self._facts_of(worker)

@@ -87,12 +87,12 @@ class WorkerAnswer:
         """
         if frame.error_code:
             raise error_of(frame)
-        if frame.text[: self._shown] != self._text[: self._shown]:
+        if not frame.text.startswith(self._text[: self._shown]):
             raise BackendProtocolError("the worker changed text that was already sent on")
         self._text, self._usage = frame.text, frame.usage or self._usage
         self._has_frame = True
         reason = self._reason_of(frame)
-        unsettled = None if reason else _UNSETTLED.search(self._text)
+        unsettled = None if reason else _UNSETTLED.search(self._text, self._shown)
         return self._grow(unsettled.start() if unsettled else len(self._text), reason)
 
     def end(self) -> Token | None:

@@ -49,7 +49,8 @@ class WorkerClient:
         """timeout_s: for an answer, and between two pieces of one."""
         self._timeout_s = timeout_s
         # No connection is kept: a worker closes an idle one as it likes, and a request that meets
-        # the close half-way fails. A new one on this machine costs 0.2 ms.
+        # the close half-way fails. A call over a new one took 2 ms, both ends on one busy core;
+        # over a kept one 44 ms, as TCP waits for an acknowledgement between headers and body.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(
             limits=limits, trust_env=False, headers={"accept-encoding": "identity"}

@@ -33,6 +33,15 @@ def test_nothing_is_missing_for_a_policy_of_echoes(tmp_path: Path) -> None:
     assert not remedies(settings_for(tmp_path, policy=ROOT / "policies/echo.yaml"))
 
 
+def test_a_model_of_fastchats_workers_is_not_looked_for_here(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    echo, workers = "{engine: echo}", "{engine: fastchat, model: vicuna-7b-v1.5}"
+    text = ROOT.joinpath("policies/echo.yaml").read_text()
+    policy.write_text(text.replace(echo, workers))
+    assert workers in policy.read_text()
+    assert not remedies(settings_for(tmp_path, policy=policy))
+
+
 def test_a_broken_policy_shows_its_errors(tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     policy.write_text("version: 1\nbackend: {}\n")

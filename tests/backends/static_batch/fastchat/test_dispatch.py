@@ -99,6 +99,17 @@ def test_nobody_is_picked_for_a_model_that_nobody_serves(method: DispatchMethod)
     assert picked(workers) is None
 
 
+@pytest.mark.parametrize("method", ["lottery", "shortest_queue"])
+def test_those_that_were_tried_are_passed_over(method: DispatchMethod) -> None:
+    workers = registry(method, a=status(), b=status(queue_length=5))
+
+    worker = workers.pick("vicuna", 1.0, 0.0, without={"a"})
+
+    assert worker is not None
+    assert worker.address == "b"
+    assert workers.pick("vicuna", 1.0, 0.0, without={"a", "b"}) is None
+
+
 def test_a_worker_is_gone_when_it_was_not_heard_of_for_the_expiration() -> None:
     workers = registry(a=status(), b=status())
     workers.receive_heart_beat("b", 3, 50.0)
@@ -136,16 +147,38 @@ def test_a_heartbeat_replaces_the_queue_and_keeps_all_else() -> None:
     assert worker.check_heart_beat
 
 
-def test_removing_a_registration_leaves_a_newer_one_of_that_address() -> None:
+def test_a_worker_that_is_asked_may_say_anything_or_is_forgotten() -> None:
+    workers = registry(a=status())
+    [worker] = workers.workers(0.0)
+
+    workers.refresh(worker, status("x", queue_length=4), 50.0)
+    [now] = workers.workers(130.0)
+    assert now.status == status("x", queue_length=4)
+    assert (now.registered_s, now.last_heard_s) == (0.0, 50.0)
+
+    workers.refresh(now, None, 131.0)
+    assert addresses(workers, 131.0) == []
+
+
+@pytest.mark.parametrize("word", [None, status("old")])
+def test_a_late_word_of_an_old_registration_is_void(word: WorkerStatus | None) -> None:
     workers = registry(a=status())
     [old] = workers.workers(0.0)
-    workers.register("a", status(), 1.0)
+    workers.register("a", status("new"), 1.0)
 
-    workers.remove(old)
-    assert addresses(workers, 1.0) == ["a"]
+    workers.refresh(old, word, 2.0)
 
-    workers.remove(workers.workers(1.0)[0])
-    assert addresses(workers, 1.0) == []
+    assert model_names(workers.workers(2.0)) == ["new"]
+
+
+def test_a_late_word_does_not_bring_back_who_is_gone() -> None:
+    workers = registry(a=status())
+    [old] = workers.workers(0.0)
+
+    assert addresses(workers, 91.0) == []
+    workers.refresh(old, status(), 92.0)
+
+    assert addresses(workers, 92.0) == []
 
 
 def test_tells_the_models_of_all_workers_once() -> None:
