@@ -27,7 +27,6 @@ from backends.errors import BackendError
 from backends.static_batch.fastchat.controller_protocol import (
     FRAME_END,
     BadJson,
-    ErrorCode,
     HeartBeatJson,
     ModelJson,
     RegisterJson,
@@ -42,6 +41,7 @@ from backends.static_batch.fastchat.dispatch import (
     model_names,
     total,
 )
+from backends.static_batch.fastchat.error_codes import ErrorCode
 from backends.static_batch.fastchat.worker_address import AddressRule, BadWorkerAddress
 from backends.static_batch.fastchat.worker_client import WorkerClient
 
@@ -163,14 +163,14 @@ class Controller:
         """A worker's frames as they are, and one of ours if it fails."""
         worker = self.pick(model)
         if worker is None:
-            yield error_frame(ErrorCode.CONTROLLER_NO_WORKER, f"no worker serves {model!r}")
+            yield error_frame(ErrorCode.NO_WORKER, f"no worker serves {model!r}")
             return
         try:
             async with aclosing(self._client.stream(worker.address, params)) as frames:
                 async for frame in frames:
                     yield frame + FRAME_END
         except BackendError as error:
-            yield error_frame(ErrorCode.CONTROLLER_WORKER_TIMEOUT, error.message)
+            yield error_frame(ErrorCode.WORKER_TIMEOUT, error.message)
 
     async def _ask_all(self) -> Sequence[tuple[Worker, WorkerStatus | None]]:
         """Every worker with its own word of now, all asked at once; None: it gave none."""

@@ -7,33 +7,17 @@ Knows no HTTP.
 
 from __future__ import annotations
 
-import enum
 from typing import Annotated, TypeVar
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from backends.static_batch.fastchat.dispatch import WorkerStatus
+from backends.static_batch.fastchat.error_codes import ErrorCode
 
 MAX_FRAME_BYTES = 1 << 24  # an answer of 128k tokens has about 600 KB
 
 FRAME_END = b"\0"
-
-
-class ErrorCode(enum.IntEnum):
-    """What a frame's `error_code` may say; 0 is no error."""
-
-    VALIDATION_TYPE_ERROR = 40001
-    INVALID_MODEL = 40301
-    PARAM_OUT_OF_RANGE = 40302
-    CONTEXT_OVERFLOW = 40303
-    RATE_LIMIT = 42901
-    QUOTA_EXCEEDED = 42902
-    ENGINE_OVERLOADED = 42903
-    INTERNAL_ERROR = 50001
-    CUDA_OUT_OF_MEMORY = 50002
-    CONTROLLER_NO_WORKER = 50005
-    CONTROLLER_WORKER_TIMEOUT = 50006
 
 
 class _Wire(BaseModel):

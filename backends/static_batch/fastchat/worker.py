@@ -26,12 +26,12 @@ from starlette.types import Message, Receive, Scope, Send
 
 from backends.base import Backend, BackendState, Tokenizing
 from backends.errors import BackendError
+from backends.static_batch.fastchat.error_codes import ErrorCode
 from backends.static_batch.fastchat.templates import Conversation
 from backends.static_batch.fastchat.worker_frames import AnswerFrames
 from backends.static_batch.fastchat.worker_protocol import (
     BODY_LIMIT_BYTES,
     CountBody,
-    ErrorCode,
     Frame,
     GenerateParams,
     WorkerError,

@@ -24,7 +24,8 @@ from backends.errors import (
     BackendUnavailable,
     StreamInterrupted,
 )
-from backends.static_batch.fastchat.controller_protocol import ErrorCode, Frame, UsageJson
+from backends.static_batch.fastchat.controller_protocol import Frame, UsageJson
+from backends.static_batch.fastchat.error_codes import ErrorCode
 from backends.text.stop import StopMatcher
 from backends.types import FinishReason, Token
 
@@ -158,7 +159,7 @@ def error_of(frame: Frame) -> BackendError:
             | ErrorCode.CUDA_OUT_OF_MEMORY
         ):
             return BackendOverloaded(message)
-        case ErrorCode.CONTROLLER_WORKER_TIMEOUT:
+        case ErrorCode.WORKER_TIMEOUT:
             return BackendTimeout(message)
         case _:
             return BackendUnavailable(message)

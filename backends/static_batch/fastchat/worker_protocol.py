@@ -8,7 +8,6 @@ Source: FastChat 0.2.36, `serve/inference.py`, `serve/base_model_worker.py` and 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -24,6 +23,7 @@ from backends.errors import (
     DeadlineExceeded,
     PromptTooLong,
 )
+from backends.static_batch.fastchat.error_codes import ErrorCode
 from backends.types import GenerationRequest, SamplingParams, TextPrompt
 
 BODY_LIMIT_BYTES = 2_000_000
@@ -34,19 +34,6 @@ GREEDY_TEMPERATURE, GREEDY_TOP_P = 1e-5, 1e-8
 """Below one of these nothing is drawn: the likeliest token is taken."""
 
 Frame = dict[str, object]
-
-
-class ErrorCode(enum.IntEnum):
-    """FastChat's numbers, those that a worker has a use for."""
-
-    VALIDATION_TYPE_ERROR = 40001
-    INVALID_MODEL = 40301
-    PARAM_OUT_OF_RANGE = 40302
-    CONTEXT_OVERFLOW = 40303
-    ENGINE_OVERLOADED = 42903
-    INTERNAL_ERROR = 50001
-    NO_WORKER = 50005
-    WORKER_TIMEOUT = 50006
 
 
 class WorkerError(Exception):

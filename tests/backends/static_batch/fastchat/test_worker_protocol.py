@@ -16,9 +16,9 @@ from backends.errors import (
     StreamInterrupted,
     UnsupportedFeature,
 )
+from backends.static_batch.fastchat.error_codes import ErrorCode
 from backends.static_batch.fastchat.worker_protocol import (
     BODY_LIMIT_BYTES,
-    ErrorCode,
     GenerateParams,
     WorkerError,
     encode_frame,
