@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import socket
@@ -157,6 +156,7 @@ async def serve(settings: Settings, options: WorkerOptions, listening: socket.so
 
 @asynccontextmanager
 async def _heartbeat(worker: Worker, options: WorkerOptions) -> AsyncGenerator[None, None]:
+    """Beats until the block ends."""
     if options.controller_address is None:
         yield
         return
@@ -168,13 +168,10 @@ async def _heartbeat(worker: Worker, options: WorkerOptions) -> AsyncGenerator[N
             worker_address=options.worker_address,
             interval_s=options.heart_beat_interval_s,
         )
-        beating = asyncio.create_task(heartbeat.run())
-        try:
+        async with asyncio.TaskGroup() as tasks:
+            beating = tasks.create_task(heartbeat.run())
             yield
-        finally:
             beating.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await beating
 
 
 def main() -> None:

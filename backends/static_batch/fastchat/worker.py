@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
@@ -219,8 +221,19 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _read_body(receive)
-        if body is not None:
-            await _while_connected(self.answer(body, send), receive)
+        if body is None:
+            return
+        if body and not _is_json(Headers(scope=scope)):
+            # a web page open in a browser here can send anything else without asking first
+            refusal = PlainTextResponse("send the body as 'application/json'\n", status_code=415)
+            await refusal(scope, receive, send)
+            return
+        await _while_connected(self.answer(body, send), receive)
+
+
+def _is_json(headers: Headers) -> bool:
+    media_type, _, _ = headers.get("content-type", "").partition(";")
+    return media_type.strip().lower() == "application/json"
 
 
 def _whole(answer: Callable[[bytes], Awaitable[Frame]]) -> _Answer:

@@ -41,6 +41,7 @@ class Caller:
     path: str
     body: bytes
     leave: asyncio.Event = field(default_factory=asyncio.Event)
+    media_type: str = "application/json"
     stalls: bool = False  # reads one chunk and no more, until it leaves
     status: int = 0
     raw: bytes = b""
@@ -60,7 +61,7 @@ class Caller:
             "scheme": "http",
             "server": ("127.0.0.1", 21002),
             "client": ("127.0.0.1", 1),
-            "headers": [],
+            "headers": [(b"content-type", self.media_type.encode())],
         }
         async with asyncio.timeout(30):  # a slot that is lost would be waited for in vain
             await build_app(self.worker)(scope, self._receive, self._send)

@@ -199,6 +199,27 @@ async def test_a_bad_request_ends_in_one_error_frame(body: object, code: int) ->
     assert worker.queue_length == 0
 
 
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+async def test_a_body_that_any_web_page_may_send_is_refused(media_type: str) -> None:
+    calling = caller(worker_over(EchoBackend("echo")), "/worker_generate", PROMPT)
+    calling.media_type = media_type
+
+    await calling.run()
+
+    assert calling.status == 415
+    assert b"application/json" in calling.raw
+
+
+async def test_a_request_without_a_body_needs_no_media_type() -> None:
+    """FastChat's controller asks for the status so."""
+    calling = caller(worker_over(EchoBackend("echo")), "/worker_get_status")
+    calling.media_type = ""
+
+    await calling.run()
+
+    assert calling.json()["queue_length"] == 0
+
+
 async def test_a_pickle_is_not_unpickled(tmp_path: Path) -> None:
     """I-PICKLE-WORKER."""
     path = tmp_path / "created"
