@@ -87,11 +87,10 @@ class Queue:
             return []
         block_size = self._block_manager.block_size
         batch = _Batch(
-            places=max_size,
             prefill_tokens=-(-prefill_budget // block_size) * block_size,
             tokens=token_budget,
         )
-        while len(batch.admissions) < batch.places and batch.prefill_tokens > 0:
+        while len(batch.admissions) < max_size and batch.prefill_tokens > 0:
             line = self._choose(batch)
             if line is None or not self._may_pass(batch):
                 break
@@ -196,7 +195,6 @@ class _Line:
 class _Batch:
     """A batch that is being put together, and what it has left. Entries stay in line till it is."""
 
-    places: int
     prefill_tokens: int
     tokens: int
     promised_blocks: int = 0
