@@ -96,6 +96,7 @@ class ConversationJson(_Wire):
     system_message: str
     roles: tuple[str, ...] = Field(min_length=2)  # the user's, the assistant's
     messages: tuple[tuple[str, str | None], ...]
+    offset: int = 0  # of the messages, those that are examples; told for those who show chats
     sep_style: int
     sep: str | None
     sep2: str | None

@@ -12,110 +12,90 @@ makes of each `sep_style`.
 from __future__ import annotations
 
 import difflib
-import enum
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
 from backends.base import EncodedToken, Tokenizing
 from backends.errors import BackendRejected
+from backends.static_batch.fastchat.controller_protocol import ConversationJson
+from backends.static_batch.fastchat.conversation import render_chat
 from backends.types import ChatPrompt, Message, Role, TextPrompt
 
 logger = logging.getLogger(__name__)
-
-
-class SepStyle(enum.IntEnum):
-    """How separators are put between turns: FastChat's numbers, those used here."""
-
-    ADD_COLON_SINGLE = 1
-    ADD_COLON_TWO = 2
-    NO_COLON_SINGLE = 4
-    CHATML = 9
 
 
 class TemplateError(ValueError):
     """No conversation can be told. The message says what to do."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """FastChat's `Conversation`, field by field as it goes over the wire."""
+def _conversation(
+    name: str,
+    *,
+    system_template: str,
+    roles: tuple[str, str],
+    sep_style: int,
+    sep: str,
+    sep2: str | None = None,
+    stop_str: str | None = None,
+) -> ConversationJson:
+    return ConversationJson(
+        name=name,
+        system_template=system_template,
+        system_message="",
+        roles=roles,
+        messages=(),
+        sep_style=sep_style,
+        sep=sep,
+        sep2=sep2,
+        stop_str=stop_str,
+        stop_token_ids=None,
+    )
 
-    name: str
-    system_template: str
-    system_message: str = ""
-    roles: tuple[str, str]
-    messages: tuple[tuple[str, str], ...] = ()
-    offset: int = 0
-    sep_style: SepStyle
-    sep: str
-    sep2: str | None = None
-    stop_str: str | None = None
-    stop_token_ids: tuple[int, ...] | None = None
 
-    def render(self, turns: Sequence[str]) -> str:
-        """The prompt that FastChat makes of a chat: user and assistant by turns, and then open."""
-        system = self.system_template.format(system_message=self.system_message)
-        after_system, before, after, opened = self._separators()
-        text = system + after_system
-        for number, turn in enumerate(turns):
-            text += self.roles[number % 2] + before + turn + after[number % 2]
-        return text + self.roles[1] + opened
-
-    def _separators(self) -> tuple[str, str, tuple[str, str], str]:
-        """After the system message; before and after a turn; after the role whose turn is open."""
-        match self.sep_style:
-            case SepStyle.ADD_COLON_SINGLE:
-                return self.sep, ": ", (self.sep, self.sep), ":"
-            case SepStyle.ADD_COLON_TWO:
-                return self.sep, ": ", (self.sep, self.sep2 or ""), ":"
-            case SepStyle.NO_COLON_SINGLE:
-                return "", "", (self.sep, self.sep), ""
-            case SepStyle.CHATML:
-                return f"{self.sep}\n", "\n", (f"{self.sep}\n", f"{self.sep}\n"), "\n"
-
+ADD_COLON_SINGLE, ADD_COLON_TWO, NO_COLON_SINGLE, CHATML = 1, 2, 4, 9
+"""FastChat's separator styles; `conversation` has what they do."""
 
 CONVERSATIONS = (
-    Conversation(
-        name="chatml",
+    _conversation(
+        "chatml",
         system_template="<|im_start|>system\n{system_message}",
         roles=("<|im_start|>user", "<|im_start|>assistant"),
-        sep_style=SepStyle.CHATML,
+        sep_style=CHATML,
         sep="<|im_end|>",
         stop_str="<|im_end|>",
     ),
-    Conversation(
-        name="llama-3",
+    _conversation(
+        "llama-3",
         system_template="<|start_header_id|>system<|end_header_id|>\n\n{system_message}<|eot_id|>",
         roles=(
             "<|start_header_id|>user<|end_header_id|>\n\n",
             "<|start_header_id|>assistant<|end_header_id|>\n\n",
         ),
-        sep_style=SepStyle.NO_COLON_SINGLE,
+        sep_style=NO_COLON_SINGLE,
         sep="<|eot_id|>",
         stop_str="<|eot_id|>",
     ),
-    Conversation(
-        name="zephyr",
+    _conversation(
+        "zephyr",
         system_template="<|system|>\n{system_message}",
         roles=("<|user|>", "<|assistant|>"),
-        sep_style=SepStyle.CHATML,
+        sep_style=CHATML,
         sep="</s>",
         stop_str="</s>",
     ),
-    Conversation(
-        name="vicuna_v1.1",
+    _conversation(
+        "vicuna_v1.1",
         system_template="{system_message}",
         roles=("USER", "ASSISTANT"),
-        sep_style=SepStyle.ADD_COLON_TWO,
+        sep_style=ADD_COLON_TWO,
         sep=" ",
         sep2="</s>",
     ),
-    Conversation(  # for models that were never taught to chat
-        name="zero_shot",
+    _conversation(  # for models that were never taught to chat
+        "zero_shot",
         system_template="{system_message}",
         roles=("Human", "Assistant"),
-        sep_style=SepStyle.ADD_COLON_SINGLE,
+        sep_style=ADD_COLON_SINGLE,
         sep="\n### ",
         stop_str="###",
     ),
@@ -126,7 +106,7 @@ _SYSTEM = "Answer in verse."
 _TURNS = ("Hi", "Hello, friend.", "Sing.")
 
 
-def named(name: str) -> Conversation:
+def named(name: str) -> ConversationJson:
     """Raises: TemplateError: no conversation has this name."""
     for conversation in CONVERSATIONS:
         if conversation.name == name:
@@ -136,7 +116,7 @@ def named(name: str) -> Conversation:
     raise TemplateError(f"no conversation template is named {name!r}; {hint}")
 
 
-async def choose(name: str | None, tokenizer: Tokenizing) -> Conversation:
+async def choose(name: str | None, tokenizer: Tokenizing) -> ConversationJson:
     """The conversation of that name, or the one that says what the model's own template does.
 
     Raises:
@@ -162,32 +142,40 @@ async def choose(name: str | None, tokenizer: Tokenizing) -> Conversation:
     )
 
 
-async def fit(conversation: Conversation, tokenizer: Tokenizing) -> Conversation | None:
+async def fit(conversation: ConversationJson, tokenizer: Tokenizing) -> ConversationJson | None:
     """With the model's own system message, if all tokens are those of the model's own template;
     None if they are not, or if it has none.
     """
     try:
         default = await _default_system_message(conversation, tokenizer)
         for system in (None, _SYSTEM):
-            said = replace(conversation, system_message=default if system is None else system)
+            said = _with_system(conversation, default if system is None else system)
             for turns in (_TURNS[:1], _TURNS):
                 own = await tokenizer.encode(_chat(system, turns))
-                ours = await tokenizer.encode(TextPrompt(text=said.render(turns)))
+                ours = await tokenizer.encode(TextPrompt(text=_rendered(said, turns)))
                 if _ids(own) != _ids(ours):
                     return None
     except BackendRejected:  # it takes no system message, or no messages at all
         return None
-    return replace(conversation, system_message=default)
+    return _with_system(conversation, default)
 
 
-async def _default_system_message(conversation: Conversation, tokenizer: Tokenizing) -> str:
+async def _default_system_message(conversation: ConversationJson, tokenizer: Tokenizing) -> str:
     """What stands where the system message would, in a chat without one; empty if unlike."""
     text = _text_of(await tokenizer.encode(_chat(None, _TURNS[:1])))
     mark = "\N{INVISIBLE SEPARATOR}"
-    rendered = replace(conversation, system_message=mark).render(_TURNS[:1])
+    rendered = _rendered(_with_system(conversation, mark), _TURNS[:1])
     head, _, tail = rendered.partition(mark)
     start, stop = text.find(head) + len(head), text.rfind(tail)
     return text[start:stop] if head in text else ""
+
+
+def _with_system(conversation: ConversationJson, message: str) -> ConversationJson:
+    return conversation.model_copy(update={"system_message": message})
+
+
+def _rendered(conversation: ConversationJson, turns: Sequence[str]) -> str:
+    return render_chat(conversation, _chat(None, turns), worker="here").prompt
 
 
 def _chat(system: str | None, turns: Sequence[str]) -> ChatPrompt:

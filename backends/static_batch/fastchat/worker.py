@@ -28,8 +28,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from backends.base import Backend, BackendState, Tokenizing
 from backends.errors import BackendError
+from backends.static_batch.fastchat.controller_protocol import ConversationJson
 from backends.static_batch.fastchat.error_codes import ErrorCode
-from backends.static_batch.fastchat.templates import Conversation
 from backends.static_batch.fastchat.worker_frames import AnswerFrames
 from backends.static_batch.fastchat.worker_protocol import (
     BODY_LIMIT_BYTES,
@@ -61,7 +61,7 @@ class Worker:
         backend: TokenizingBackend,
         *,
         model_names: Sequence[str],
-        conversation: Conversation,
+        conversation: ConversationJson,
         limit_concurrency: int = 5,
         stream_interval: int = 2,
         draw_seed: Callable[[], int] = lambda: secrets.randbits(64),
@@ -188,7 +188,7 @@ def build_app(worker: Worker) -> Starlette:
         return worker.status()
 
     async def conversation(_: bytes) -> Frame:
-        return {"conv": worker.conversation}
+        return {"conv": worker.conversation.model_dump()}
 
     async def model_details(_: bytes) -> Frame:
         return {"context_length": await worker.context_length()}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 from backends.base import EncodedToken
 from backends.echo import EchoBackend
+from backends.static_batch.fastchat.conversation import render_chat
 from backends.static_batch.fastchat.templates import (
     CONVERSATIONS,
     TemplateError,
@@ -16,7 +16,7 @@ from backends.static_batch.fastchat.templates import (
     named,
 )
 from backends.text.prompt_encoder import PromptEncoder
-from backends.types import Prompt
+from backends.types import ChatPrompt, Message, Prompt, Role
 from tests.backends.byte_tokenizer import byte_tokenizer
 
 DEFAULT_SYSTEM = "You are a {parrot}, Ünlü 🦜."
@@ -139,9 +139,14 @@ def test_a_name_that_is_none_is_answered_with_the_nearest() -> None:
 )
 def test_renders_what_fastchat_renders(name: str, text: str) -> None:
     """The texts are those that FastChat 0.2.36 gave for the same dictionaries."""
-    conversation = replace(named(name), system_message="S")
-
-    assert conversation.render(["a", "b", "c"]) == text
+    turns: tuple[tuple[Role, str], ...] = (("user", "a"), ("assistant", "b"), ("user", "c"))
+    chat = ChatPrompt(
+        messages=(
+            Message(role="system", content="S"),
+            *(Message(role=role, content=content) for role, content in turns),
+        )
+    )
+    assert render_chat(named(name), chat, worker="here").prompt == text
 
 
 def test_names_are_unique() -> None:
