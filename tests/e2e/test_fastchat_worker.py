@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.fastchat import (
+from tests.e2e.fastchat_processes import (
     PYTHON,
     RunningWorker,
     api_server,
