@@ -14,7 +14,8 @@ NAMED = re.compile(
 
 
 @pytest.mark.parametrize(
-    "document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs/models.md"]
+    "document",
+    ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md", "docs/kernels.md", "docs/models.md"],
 )
 def test_every_file_that_a_document_names_exists(document: str) -> None:
     text = ROOT.joinpath(document).read_text()
