@@ -62,6 +62,9 @@ def choose(op: str, device_type: str, dtype: torch.dtype, width: int) -> Impleme
     Raises:
         NotImplementedError: there is none for this type of device.
     """
+    forced = _forced.get()
+    if forced is not None:
+        return forced
     kind, chosen = (device_type, dtype, width), _chosen.setdefault(op, {})
     if kind not in chosen:
         has_c = device_type == "cpu" and library() is not None
@@ -74,7 +77,9 @@ def choose(op: str, device_type: str, dtype: torch.dtype, width: int) -> Impleme
 
 @contextmanager
 def forced(implementation: Implementation) -> Iterator[None]:
-    """Every op called within the block runs `implementation`. For tests and benchmarks."""
+    """Every op called within the block runs `implementation`, and `choose` returns it. For tests
+    and benchmarks.
+    """
     token = _forced.set(implementation)
     try:
         yield

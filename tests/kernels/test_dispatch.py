@@ -51,7 +51,9 @@ def test_forced_holds_within_its_block_only(implementation: Implementation) -> N
     x = torch.zeros(1, 8)
     with forced("reference"), forced(implementation):
         assert op.on(x)() == implementation
+        assert choose("product", "cpu", torch.float32, 8) == implementation
     assert op.on(x)() == "c"
+    assert choose("product", "cpu", torch.float32, 8) == "c"
 
 
 def test_a_choice_is_logged_once_and_reported(caplog: pytest.LogCaptureFixture) -> None:
