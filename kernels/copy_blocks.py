@@ -64,9 +64,11 @@ def copy_blocks_triton(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -
 
 _op = Op(
     "copy_blocks",
-    reference=copy_blocks_reference,
-    cpu=copy_blocks_reference,
-    triton=copy_blocks_triton,
+    {
+        "reference": copy_blocks_reference,
+        "torch": copy_blocks_reference,
+        "triton": copy_blocks_triton,
+    },
 )
 
 
@@ -76,4 +78,4 @@ def copy_blocks(key_cache: Tensor, value_cache: Tensor, copies: Tensor) -> None:
     Caches `[num_blocks, num_kv_heads, block_size, head_dim]`, of one shape, are mutated; copies
     `[num_copies, 2]` int64, neither a source nor a target out of range.
     """
-    _op.on(key_cache.device)(key_cache, value_cache, copies)
+    _op.on(key_cache)(key_cache, value_cache, copies)

@@ -1,61 +1,46 @@
-"""Which implementation of an op runs: Triton for CUDA tensors; for CPU tensors the one in C, or
-torch's operators where there is no C compiler.
+"""Which implementation of an op runs: the one that the table in `choices` has for the device, dtype
+and width of a tensor.
 
-The choice is made once per op and device type, logged, and kept for whoever reports what runs
-(`chosen_implementations`). Tests pin another one with `forced`. Knows no op by name; imports
-neither Triton nor the ops.
+A choice is made once per op and kind of tensor, logged, and kept for whoever reports what runs
+(`chosen_implementations`). Tests pin another one with `forced`. Imports neither Triton nor the ops.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Generic, Literal, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 
+from kernels.choices import Choice, Implementation, name_of, select
 from kernels.cpu.library import library
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-Implementation = Literal["reference", "cpu", "c", "triton"]
+Kind = tuple[str, torch.dtype, int]
+"""Device type, dtype, width: the elements of a row."""
 
 _logger = logging.getLogger(__name__)
 _forced: ContextVar[Implementation | None] = ContextVar("forced_implementation", default=None)
-_chosen: dict[str, dict[str, Implementation]] = {}  # op name -> device type -> implementation
-_BY_DEVICE_TYPE: dict[str, Implementation] = {"cpu": "cpu", "cuda": "triton"}
+_chosen: dict[str, dict[Kind, Choice]] = {}  # by op
 
 
 class Op(Generic[P, R]):
     """One op and its implementations, all with one signature. Made once, at import of the op."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        reference: Callable[P, R],
-        cpu: Callable[P, R],
-        triton: Callable[P, R],
-        c: Callable[P, R] | None = None,
-    ) -> None:
-        """`cpu` is torch's operators, and what `c` itself falls back to for other dtypes. An op
-        without `c` has `cpu` in its place.
-        """
-        self.name = name
-        self._has_c = c is not None
-        self._chosen = _chosen.setdefault(name, {})
-        self._implementations: dict[Implementation, Callable[P, R]] = {
-            "reference": reference,
-            "cpu": cpu,
-            "triton": triton,
-            "c": c or cpu,
-        }
+    def __init__(self, name: str, implementations: Mapping[Implementation, Callable[P, R]]) -> None:
+        """name: as in the table. implementations: at least those the table has for it."""
+        self._name = name
+        self._implementations = implementations
+        self._by_kind: dict[Kind, Callable[P, R]] = {}
 
-    def on(self, device: torch.device) -> Callable[P, R]:
-        """The implementation for tensors on `device`.
+    def on(self, x: Tensor) -> Callable[P, R]:
+        """The implementation for x and what comes with it; how many rows x has does not matter.
 
         Raises:
             NotImplementedError: there is none for this type of device.
@@ -63,24 +48,38 @@ class Op(Generic[P, R]):
         forced = _forced.get()
         if forced is not None:
             return self._implementations[forced]
-        return self._implementations[self._chosen.get(device.type) or self._choose(device.type)]
+        # `is_cpu` for speed: 60 ns where the name of the device's type takes 300.
+        kind = ("cpu" if x.is_cpu else x.device.type, x.dtype, x.shape[-1])
+        found = self._by_kind.get(kind)
+        if found is None:
+            found = self._by_kind[kind] = self._implementations[choose(self._name, *kind)]
+        return found
 
-    def _choose(self, device_type: str) -> Implementation:
-        if device_type not in _BY_DEVICE_TYPE:
-            raise NotImplementedError(
-                f"{self.name} runs on {' and '.join(_BY_DEVICE_TYPE)}, not on {device_type!r}"
-            )
-        chosen = _BY_DEVICE_TYPE[device_type]
-        if chosen == "cpu" and self._has_c and library() is not None:
-            chosen = "c"
-        self._chosen[device_type] = chosen
-        _logger.info("%s on %s: %s", self.name, device_type, chosen)
-        return chosen
+
+def choose(op: str, device_type: str, dtype: torch.dtype, width: int) -> Implementation:
+    """What runs an op of the table on such tensors; logged when it is asked first.
+
+    Raises:
+        NotImplementedError: there is none for this type of device.
+    """
+    forced = _forced.get()
+    if forced is not None:
+        return forced
+    kind, chosen = (device_type, dtype, width), _chosen.setdefault(op, {})
+    if kind not in chosen:
+        has_c = device_type == "cpu" and library() is not None
+        chosen[kind] = select(op, *kind, has_c=has_c)
+        what = (op, device_type, name_of(dtype), width)
+        choice = chosen[kind]
+        _logger.info("%s on %s, %s, rows of %d: %s (%s)", *what, choice.implementation, choice.why)
+    return chosen[kind].implementation
 
 
 @contextmanager
 def forced(implementation: Implementation) -> Iterator[None]:
-    """Every op called within the block runs `implementation`. For tests and benchmarks."""
+    """Every op called within the block runs `implementation`, and `choose` returns it. For tests
+    and benchmarks.
+    """
     token = _forced.set(implementation)
     try:
         yield
@@ -88,6 +87,6 @@ def forced(implementation: Implementation) -> Iterator[None]:
         _forced.reset(token)
 
 
-def chosen_implementations() -> dict[str, dict[str, Implementation]]:
-    """What has been chosen so far: op name -> device type -> implementation."""
-    return {op: dict(by_device_type) for op, by_device_type in _chosen.items() if by_device_type}
+def chosen_implementations() -> dict[str, dict[Kind, Choice]]:
+    """What has been chosen so far, by op."""
+    return {op: dict(by_kind) for op, by_kind in _chosen.items() if by_kind}

@@ -70,7 +70,14 @@ def gelu_mul_triton(gate_up: Tensor) -> Tensor:
     return out
 
 
-_op = Op("gelu_mul", reference=gelu_mul_reference, cpu=gelu_mul_reference, triton=gelu_mul_triton)
+_op = Op(
+    "gelu_mul",
+    {
+        "reference": gelu_mul_reference,
+        "torch": gelu_mul_reference,
+        "triton": gelu_mul_triton,
+    },
+)
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
@@ -78,4 +85,4 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
 
     Returns a new `[num_tokens, intermediate]` of the same dtype.
     """
-    return _op.on(gate_up.device)(gate_up)
+    return _op.on(gate_up)(gate_up)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.paged_attention import paged_attention_cpu
-from kernels.cpu.paged_attention_c import paged_attention_c, takes
+from kernels.cpu.paged_attention_c import paged_attention_c
 from kernels.dispatch import Op
 from kernels.triton_support import LazyKernel, interpreted, next_power_of_2, require
 
@@ -278,8 +278,6 @@ def _paged_attention_c(
     scale: float,
     window: int = 0,
 ) -> Tensor:
-    if not takes(query, key_cache, value_cache):
-        return _paged_attention_cpu(query, key_cache, value_cache, metadata, scale, window)
     return paged_attention_c(
         query,
         key_cache,
@@ -295,10 +293,12 @@ def _paged_attention_c(
 
 _op = Op(
     "paged_attention",
-    reference=paged_attention_reference,
-    cpu=_paged_attention_cpu,
-    c=_paged_attention_c,
-    triton=paged_attention_triton,
+    {
+        "reference": paged_attention_reference,
+        "torch": _paged_attention_cpu,
+        "c": _paged_attention_c,
+        "triton": paged_attention_triton,
+    },
 )
 
 
@@ -317,4 +317,4 @@ def paged_attention(
     Returns a new tensor like query. Rows beyond the last sequence's (a step's padding) are zero. A
     sequence of query length 0 has no rows; its context is not read.
     """
-    return _op.on(query.device)(query, key_cache, value_cache, metadata, scale, window)
+    return _op.on(query)(query, key_cache, value_cache, metadata, scale, window)

@@ -59,10 +59,12 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 _op = Op(
     "rms_norm",
-    reference=rms_norm_reference,
-    cpu=rms_norm_cpu,
-    c=rms_norm_c,
-    triton=rms_norm_triton,
+    {
+        "reference": rms_norm_reference,
+        "torch": rms_norm_cpu,
+        "c": rms_norm_c,
+        "triton": rms_norm_triton,
+    },
 )
 
 
@@ -72,4 +74,4 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Weight has x's dtype. Returns a new tensor of x's shape and dtype. Rows do not depend on each
     other.
     """
-    return _op.on(x.device)(x, weight, eps)
+    return _op.on(x)(x, weight, eps)

@@ -85,10 +85,12 @@ def apply_rotary_triton(
 
 _op = Op(
     "apply_rotary",
-    reference=apply_rotary_reference,
-    cpu=apply_rotary_cpu,
-    c=apply_rotary_c,
-    triton=apply_rotary_triton,
+    {
+        "reference": apply_rotary_reference,
+        "torch": apply_rotary_cpu,
+        "c": apply_rotary_c,
+        "triton": apply_rotary_triton,
+    },
 )
 
 
@@ -98,4 +100,4 @@ def apply_rotary(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, positions
     query `[num_tokens, num_heads, head_dim]`, key `[num_tokens, num_kv_heads, head_dim]`; cos and
     sin `[max_positions, rotary_dim / 2]` float32; positions `[num_tokens]` int64.
     """
-    _op.on(query.device)(query, key, cos, sin, positions)
+    _op.on(query)(query, key, cos, sin, positions)

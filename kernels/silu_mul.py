@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import are_rows
 from kernels.cpu.silu_mul import silu_mul_c
 from kernels.dispatch import Op
 from kernels.triton_support import LazyKernel, require
@@ -63,16 +62,14 @@ def silu_mul_triton(gate_up: Tensor) -> Tensor:
     return out
 
 
-def _silu_mul_c(gate_up: Tensor) -> Tensor:
-    return silu_mul_c(gate_up) if are_rows(gate_up) else silu_mul_reference(gate_up)
-
-
 _op = Op(
     "silu_mul",
-    reference=silu_mul_reference,
-    cpu=silu_mul_reference,
-    c=_silu_mul_c,
-    triton=silu_mul_triton,
+    {
+        "reference": silu_mul_reference,
+        "torch": silu_mul_reference,
+        "c": silu_mul_c,
+        "triton": silu_mul_triton,
+    },
 )
 
 
@@ -81,4 +78,4 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
     Returns a new `[num_tokens, intermediate]` of the same dtype.
     """
-    return _op.on(gate_up.device)(gate_up)
+    return _op.on(gate_up)(gate_up)

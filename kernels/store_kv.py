@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from kernels.cpu.library import are_rows
 from kernels.cpu.store_kv import store_kv_c
 from kernels.dispatch import Op
 from kernels.triton_support import LazyKernel, next_power_of_2, require
@@ -77,26 +76,14 @@ def store_kv_triton(
         )  # fmt: skip
 
 
-def _store_kv_c(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
-) -> None:
-    taken = (
-        are_rows(key, value, key_cache, value_cache)
-        and key.stride(1) == value.stride(1) == key.shape[2]
-        and key_cache.is_contiguous()
-        and value_cache.is_contiguous()
-        and slot_mapping.is_contiguous()
-    )
-    store = store_kv_c if taken else store_kv_reference
-    store(key, value, key_cache, value_cache, slot_mapping)
-
-
 _op = Op(
     "store_kv",
-    reference=store_kv_reference,
-    cpu=store_kv_reference,
-    c=_store_kv_c,
-    triton=store_kv_triton,
+    {
+        "reference": store_kv_reference,
+        "torch": store_kv_reference,
+        "c": store_kv_c,
+        "triton": store_kv_triton,
+    },
 )
 
 
@@ -108,4 +95,4 @@ def store_kv(
     key and value `[num_tokens, num_kv_heads, head_dim]`; caches `[num_blocks, num_kv_heads,
     block_size, head_dim]`; slot_mapping `[num_tokens]` int64, -1 for rows to skip, no slot twice.
     """
-    _op.on(key.device)(key, value, key_cache, value_cache, slot_mapping)
+    _op.on(key)(key, value, key_cache, value_cache, slot_mapping)

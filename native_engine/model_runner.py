@@ -18,7 +18,7 @@ from itertools import islice
 import torch
 
 from kernels.copy_blocks import copy_blocks
-from kernels.cpu.library import library
+from kernels.dispatch import choose
 from kernels.paged_attention import AttentionMetadata
 from native_engine.batch_invariance import InvariantProduct, find_invariant_product
 from native_engine.config import RunnerConfig
@@ -280,7 +280,8 @@ def _num_blocks(config: RunnerConfig, model: Decoder, max_model_len: int) -> int
 def _product(config: RunnerConfig, model: Decoder, max_model_len: int) -> InvariantProduct:
     if model.device.type != "cpu":
         return InvariantProduct()  # not measured there
-    if model.dtype == torch.float32 and library() is not None:
+    sizes = {model.config.hidden_size, model.config.query_size, model.config.intermediate_size}
+    if {choose("product", "cpu", model.dtype, size) for size in sorted(sizes)} == {"c"}:
         model.pack_matrices()
         return InvariantProduct(is_invariant=True)
     of_layer, head = model.matrices

@@ -72,6 +72,26 @@ def loaded_library() -> ctypes.CDLL:
     return found
 
 
-def are_rows(*tensors: Tensor) -> bool:
-    """Whether all are float32 with elements side by side: what the kernels take."""
-    return all(t.dtype == torch.float32 and t.stride(-1) == 1 for t in tensors)
+def require_rows(op: str, *tensors: Tensor) -> None:
+    """Refuse what the kernels would read wrongly.
+
+    Raises:
+        ValueError: one is not float32, or the elements of its rows do not lie side by side.
+    """
+    for tensor in tensors:
+        if tensor.dtype != torch.float32 or tensor.stride(-1) != 1:
+            raise ValueError(
+                f"{op}: the C kernel takes float32 with the elements of a row side by side, not "
+                f"{tensor.dtype} with strides {tensor.stride()}"
+            )
+
+
+def require_contiguous(op: str, what: str, *tensors: Tensor) -> None:
+    """Refuse what the kernels would read wrongly.
+
+    Raises:
+        ValueError: one has gaps.
+    """
+    for tensor in tensors:
+        if not tensor.is_contiguous():
+            raise ValueError(f"{op}: {what} must be contiguous")

@@ -11,17 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import are_rows, loaded_library
-
-
-def takes(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> bool:
-    """Whether the kernel can read these; torch's operators take the others."""
-    return (
-        are_rows(query, key_cache, value_cache)
-        and key_cache.is_contiguous()
-        and value_cache.is_contiguous()
-        and query.shape[2] <= _max_head_dim()
-    )
+from kernels.cpu.library import loaded_library, require_contiguous, require_rows
 
 
 def paged_attention_c(
@@ -38,10 +28,19 @@ def paged_attention_c(
 ) -> Tensor:
     """Causal attention of `[num_tokens, num_heads, head_dim]` queries; zeros from row `num_rows`.
 
-    Caches `[num_blocks, num_kv_heads, block_size, head_dim]`, all `takes` them. block_tables
-    `[num_seqs, max_blocks]`, cu_seqlens_q `[num_seqs + 1]` and context_lens `[num_seqs]` int32. A
-    token sees the last `window` tokens, itself included, or with 0 all. Returns a new tensor.
+    Caches `[num_blocks, num_kv_heads, block_size, head_dim]`. block_tables `[num_seqs,
+    max_blocks]`, cu_seqlens_q `[num_seqs + 1]` and context_lens `[num_seqs]` int32. A token sees
+    the last `window` tokens, itself included, or with 0 all. Returns a new tensor.
+
+    Raises:
+        ValueError: a tensor is not float32, a cache is not contiguous, or a head is too large.
     """
+    require_rows("paged_attention", query, key_cache, value_cache)
+    require_contiguous("paged_attention", "the caches", key_cache, value_cache)
+    if query.shape[2] > max_head_dim():
+        raise ValueError(
+            f"paged_attention: head_dim is {query.shape[2]}, the C kernel holds {max_head_dim()}"
+        )
     if query.stride(1) != query.shape[2]:
         query = query.contiguous()
     num_kv_heads, block_size, head_dim = key_cache.shape[1:]
@@ -58,5 +57,6 @@ def paged_attention_c(
 
 
 @cache
-def _max_head_dim() -> int:
+def max_head_dim() -> int:
+    """Elements of the largest head that the kernel has room for."""
     return int(loaded_library().turnout_max_head_dim())

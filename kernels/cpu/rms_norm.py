@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.cpu.library import are_rows, loaded_library
+from kernels.cpu.library import loaded_library, require_rows
 
 
 def rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -20,9 +20,12 @@ def rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rms_norm_c(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The same in C; what is not float32 goes to torch."""
-    if not are_rows(x, weight):
-        return rms_norm_cpu(x, weight, eps)
+    """The same in C.
+
+    Raises:
+        ValueError: a tensor is not float32, or a row's elements do not lie side by side.
+    """
+    require_rows("rms_norm", x, weight)
     num_tokens, hidden = x.shape
     out = x.new_empty(num_tokens, hidden)
     loaded_library().turnout_rms_norm(

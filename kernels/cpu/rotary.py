@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.cpu.library import are_rows, loaded_library
+from kernels.cpu.library import loaded_library, require_contiguous, require_rows
 
 
 def apply_rotary_cpu(
@@ -28,10 +28,13 @@ def apply_rotary_cpu(
 
 
 def apply_rotary_c(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, positions: Tensor) -> None:
-    """The same in C; what is not float32 goes to torch."""
-    if not (are_rows(query, key, cos, sin) and positions.is_contiguous()):
-        apply_rotary_cpu(query, key, cos, sin, positions)
-        return
+    """The same in C.
+
+    Raises:
+        ValueError: a tensor is not float32, or what the kernel reads in one go has gaps.
+    """
+    require_rows("apply_rotary", query, key, cos, sin)
+    require_contiguous("apply_rotary", "cos, sin and positions", cos, sin, positions)
     turn = loaded_library().turnout_rotary
     for heads in (query, key):
         num_tokens, num_heads = heads.shape[:2]

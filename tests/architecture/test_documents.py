@@ -20,6 +20,7 @@ NAMED = re.compile(
         "CONTRIBUTING.md",
         "README.md",
         "docs/engines.md",
+        "docs/kernels.md",
         "docs/models.md",
         "docs/fastchat.md",
         "docs/priority_batcher.md",

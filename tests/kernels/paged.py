@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.dispatch import Implementation, forced
+from kernels.choices import Implementation
+from kernels.dispatch import forced
 from kernels.paged_attention import AttentionMetadata, paged_attention
 from tests.kernels.support import device_of, normal
 

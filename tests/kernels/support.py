@@ -6,13 +6,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.dispatch import Implementation
+from kernels.choices import Implementation, name_of
 
-IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference", "cpu", "c", "triton")
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference", "torch", "c", "triton")
 
 every_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+but_c = pytest.mark.parametrize("implementation", ["reference", "torch", "triton"])
 every_dtype = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["float32", "float16", "bfloat16"]
+)
+every_pair = pytest.mark.parametrize(  # C takes float32 alone
+    ("implementation", "dtype"),
+    [
+        pytest.param(implementation, dtype, id=f"{implementation}-{name_of(dtype)}")
+        for implementation in IMPLEMENTATIONS
+        for dtype in (torch.float32, torch.float16, torch.bfloat16)
+        if implementation != "c" or dtype == torch.float32
+    ],
 )
 
 # Two units in the last place: one of the result, one because the interpreter truncates bfloat16.

@@ -7,16 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.dispatch import Implementation
+from kernels.choices import Implementation
 from tests.kernels.paged import Heads, dense_attention, make_sequence, run
-from tests.kernels.support import assert_near, every_dtype, every_implementation
+from tests.kernels.support import assert_near, every_implementation, every_pair
 
 HEADS = Heads(num_heads=3, num_kv_heads=1)
-invariant_implementations = pytest.mark.parametrize("implementation", ["cpu", "triton"])
+invariant_implementations = pytest.mark.parametrize("implementation", ["torch", "triton"])
 
 
-@every_dtype
-@every_implementation
+@every_pair
 @pytest.mark.parametrize("window", [1, 7, 40, 41, 100])
 def test_contexts_shorter_than_equal_to_and_longer_than_the_window(
     implementation: Implementation, dtype: torch.dtype, window: int
@@ -90,8 +89,8 @@ def test_on_the_cpu_a_token_has_the_same_bits_however_it_was_computed(
     context_len = 1300
     heads = Heads(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, window=window)
     sequence = make_sequence(heads, query_len=context_len, context_len=context_len)
-    whole, _ = run("cpu", heads, [sequence])
+    whole, _ = run("torch", heads, [sequence])
     chunks = [(0, 100), (5, 8), (100, 300), (255, 256), (256, 257), (300, 530), (511, 770)]
     for first, stop in [*chunks, (768, 769), (900, 1024), (1023, 1024), (1030, 1300), (1299, 1300)]:
-        output, _ = run("cpu", heads, [sequence.chunk(first, stop)], seed=first)
+        output, _ = run("torch", heads, [sequence.chunk(first, stop)], seed=first)
         assert torch.equal(output, whole[first:stop])

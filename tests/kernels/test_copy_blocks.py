@@ -4,9 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
+from kernels.choices import Implementation
 from kernels.copy_blocks import CHUNK, copy_blocks
-from kernels.dispatch import Implementation, forced
-from tests.kernels.support import device_of, every_dtype, every_implementation, normal
+from kernels.dispatch import forced
+from tests.kernels.support import but_c, device_of, every_dtype, normal
 
 NUM_BLOCKS = 5
 BLOCKS = st.integers(0, NUM_BLOCKS - 1)
@@ -17,7 +18,7 @@ def caches_of(*block_shape: int) -> torch.Tensor:
     return normal(2, NUM_BLOCKS, *block_shape)
 
 
-@every_implementation
+@but_c
 @given(
     copies=st.lists(st.tuples(BLOCKS, BLOCKS), max_size=6),
     shape=st.sampled_from([(1, 4, 1), (3, 4, 8), (2, 5, 5)]),
@@ -41,7 +42,7 @@ def test_any_copies_are_made_one_after_the_other(
 
 
 @every_dtype
-@every_implementation
+@but_c
 def test_copies_bit_for_bit_across_the_chunks_of_a_block(
     implementation: Implementation, dtype: torch.dtype
 ) -> None:
@@ -55,7 +56,7 @@ def test_copies_bit_for_bit_across_the_chunks_of_a_block(
     assert torch.equal(caches, before[:, [4, 4, 2, 3, 4]])
 
 
-@every_implementation
+@but_c
 def test_leaves_the_memory_around_the_caches_alone(implementation: Implementation) -> None:
     """The caches are the middle of a larger tensor whose ends are NaN."""
     device = device_of(implementation)

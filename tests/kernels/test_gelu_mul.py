@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.dispatch import Implementation, forced
+from kernels.choices import Implementation
+from kernels.dispatch import forced
 from kernels.gelu_mul import gelu_mul
-from tests.kernels.support import assert_near, device_of, every_dtype, every_implementation, normal
+from tests.kernels.support import assert_near, but_c, device_of, every_dtype, normal
 
 
 @every_dtype
-@every_implementation
+@but_c
 @pytest.mark.parametrize("shape", [(4, 256), (5, 246), (1, 2), (2, 2500), (0, 64)])
 def test_agrees_with_torchs_own_in_float64(
     implementation: Implementation, dtype: torch.dtype, shape: tuple[int, int]
@@ -23,7 +24,7 @@ def test_agrees_with_torchs_own_in_float64(
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # the interpreter's numpy
-@every_implementation
+@but_c
 def test_a_large_gate_neither_overflows_nor_vanishes(implementation: Implementation) -> None:
     gate_up = torch.tensor([[80.0, -80.0, 2.0, 3.0]], device=device_of(implementation))
     with forced(implementation):
@@ -31,7 +32,7 @@ def test_a_large_gate_neither_overflows_nor_vanishes(implementation: Implementat
     torch.testing.assert_close(actual.cpu(), torch.tensor([[160.0, 0.0]]))
 
 
-@every_implementation
+@but_c
 def test_takes_rows_that_do_not_lie_end_to_end(implementation: Implementation) -> None:
     wide = normal(6, 90).to(device_of(implementation))
     with forced(implementation):

@@ -5,12 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.dispatch import Implementation, forced
+from kernels.choices import Implementation
+from kernels.dispatch import forced
 from kernels.paged_attention import AttentionMetadata, paged_attention
 from tests.kernels.paged import Heads, dense_attention, make_sequence, run
-from tests.kernels.support import assert_near, every_dtype, every_implementation, normal
+from tests.kernels.support import assert_near, every_implementation, every_pair, normal
 
-invariant_implementations = pytest.mark.parametrize("implementation", ["cpu", "c", "triton"])
+invariant_implementations = pytest.mark.parametrize("implementation", ["torch", "c", "triton"])
 
 SHAPES = [
     Heads(num_heads=2, num_kv_heads=2, head_dim=64, block_size=16),
@@ -22,8 +23,7 @@ every_shape = pytest.mark.parametrize(
 )
 
 
-@every_dtype
-@every_implementation
+@every_pair
 @every_shape
 @pytest.mark.parametrize("step", ["decode", "mixed"])
 def test_agrees_with_dense_attention_in_float64(
@@ -131,7 +131,7 @@ def test_a_prefill_in_chunks_equals_the_whole_bit_for_bit(
         assert torch.equal(output, whole[first:stop])
 
 
-@pytest.mark.parametrize("implementation", ["cpu", "c"])
+@pytest.mark.parametrize("implementation", ["torch", "c"])
 @pytest.mark.parametrize("head_dim", [64, 80, 128])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 2), (9, 3), (8, 2)])
 def test_on_the_cpu_a_token_has_the_same_bits_however_it_was_computed(
@@ -177,9 +177,11 @@ def test_on_the_cpu_a_decode_has_the_same_bits_alone_and_with_drafts_behind_it()
     heads = Heads(num_heads=9, num_kv_heads=3, head_dim=64)
     sequence = make_sequence(heads, query_len=600, context_len=600)
     for stop in (9, 256, 259, 513, 600):
-        alone = [run("cpu", heads, [sequence.chunk(p, p + 1)])[0] for p in range(stop - 8, stop)]
+        alone = [run("torch", heads, [sequence.chunk(p, p + 1)])[0] for p in range(stop - 8, stop)]
         for num_rows in range(2, 9):
-            together, _ = run("cpu", heads, [sequence.chunk(stop - num_rows, stop)], seed=num_rows)
+            together, _ = run(
+                "torch", heads, [sequence.chunk(stop - num_rows, stop)], seed=num_rows
+            )
             assert torch.equal(together, torch.cat(alone[-num_rows:]))
 
 

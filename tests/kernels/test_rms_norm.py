@@ -3,15 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.dispatch import Implementation, forced
+from kernels.choices import Implementation
+from kernels.dispatch import forced
 from kernels.rms_norm import rms_norm, rms_norm_reference
-from tests.kernels.support import assert_near, device_of, every_dtype, every_implementation, normal
+from tests.kernels.support import assert_near, device_of, every_implementation, every_pair, normal
 
 EPS = 1e-5
 
 
-@every_dtype
-@every_implementation
+@every_pair
 @pytest.mark.parametrize("shape", [(4, 128), (5, 123), (1, 1), (2, 576), (0, 64)])
 def test_agrees_with_the_formula_in_float64(
     implementation: Implementation, dtype: torch.dtype, shape: tuple[int, int]

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.dispatch import Implementation, forced
+from kernels.choices import Implementation
+from kernels.dispatch import forced
 from kernels.rotary import apply_rotary, apply_rotary_reference
-from tests.kernels.support import assert_near, device_of, every_dtype, every_implementation, normal
+from tests.kernels.support import assert_near, device_of, every_implementation, every_pair, normal
 
 
 def tables(max_positions: int, rotary_dim: int) -> tuple[Tensor, Tensor]:
@@ -15,8 +16,7 @@ def tables(max_positions: int, rotary_dim: int) -> tuple[Tensor, Tensor]:
     return angles.cos(), angles.sin()
 
 
-@every_dtype
-@every_implementation
+@every_pair
 @pytest.mark.parametrize(
     ("num_heads", "num_kv_heads", "head_dim", "rotary_dim"),
     [(9, 3, 64, 64), (3, 1, 80, 32), (1, 1, 6, 6)],

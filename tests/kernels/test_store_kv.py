@@ -4,9 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from kernels.dispatch import Implementation, forced
+from kernels.choices import Implementation
+from kernels.dispatch import forced
 from kernels.store_kv import store_kv
-from tests.kernels.support import device_of, every_dtype, every_implementation, normal
+from tests.kernels.support import device_of, every_implementation, every_pair, normal
 
 NUM_BLOCKS, BLOCK_SIZE = 3, 4
 
@@ -35,8 +36,7 @@ def test_gathering_what_was_stored_gives_it_back_and_nothing_else_changes(
     assert torch.all(caches == -7.0)
 
 
-@every_dtype
-@every_implementation
+@every_pair
 def test_copies_bit_for_bit_from_a_fused_projection(
     implementation: Implementation, dtype: torch.dtype
 ) -> None:

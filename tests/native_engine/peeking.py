@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from native_engine.engine import Engine
 from native_engine.model_runner import ModelRunner
+from native_engine.models.decoder import Decoder
 from native_engine.sequence import Sequence
 
 
@@ -39,6 +40,11 @@ def lost_blocks(engine: Engine) -> set[int]:
     blocks = engine._scheduler._block_manager
     lost = set(range(blocks.num_blocks)).difference(blocks._blocks.values())
     return lost.difference(*(sequence.block_table for sequence in running(engine)))
+
+
+def decoder(runner: ModelRunner) -> Decoder:
+    """The model it runs."""
+    return runner._model
 
 
 def another_runner(runner: ModelRunner, *, num_blocks: int, block_size: int) -> ModelRunner:

@@ -9,6 +9,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from kernels.choices import Implementation
+from kernels.cpu.linear import PackedMatrix
+from kernels.dispatch import chosen_implementations
 from native_engine.config import EngineConfig
 from native_engine.engine import Engine
 from native_engine.errors import EngineError
@@ -28,6 +31,7 @@ from native_engine.types import (
 from tests.native_engine.checkpoints import model_gguf, tiny_llama, write_folder
 from tests.native_engine.driving import GREEDY, DrivenSequence, drive
 from tests.native_engine.harness import drain
+from tests.native_engine.peeking import decoder
 from tests.native_engine.reference import greedy_tokens, prompt_logits, transformers_model
 from tests.native_engine.test_logit_rules import expected_row
 
@@ -64,6 +68,20 @@ def answer(
     sequence = DrivenSequence(prompt, num_tokens, sampling=sampling, chunk=chunk)
     drive(runner, [sequence])
     return sequence.outputs
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("float32", "c"), ("bfloat16", "torch")])
+def test_the_table_chooses_the_products_of_a_model_when_it_is_loaded(
+    tmp_path: Path, dtype: str, expected: Implementation
+) -> None:
+    """All matrices or none are packed, whichever of their widths the table was asked for."""
+    model = tiny_llama(seed=1, num_attention_heads=6, num_key_value_heads=2, hidden_size=48)
+    runner = runner_for(model, tmp_path, dtype=dtype)
+    of_layer, head = decoder(runner).matrices
+    assert {isinstance(m, PackedMatrix) for m in (*of_layer, head)} == {expected == "c"}
+    chosen = chosen_implementations()["product"]
+    for width in (48, model.config.intermediate_size):
+        assert chosen["cpu", getattr(torch, dtype), width].implementation == expected
 
 
 @pytest.mark.parametrize("overrides", SHAPES)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from native_engine import model_runner
+from kernels.dispatch import forced
 from native_engine.config import EngineConfig, Speculation
 from native_engine.engine import Engine
 from native_engine.model_runner import ModelRunner, build_runner
@@ -130,16 +130,14 @@ def test_forked_choices_change_nothing(tmp_path: Path) -> None:
     assert guessed == answers(runner, choices, "off")[0]
 
 
-def test_where_there_is_no_compiler_it_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows padded as `batch_invariance` found necessary."""
-    monkeypatch.setattr(model_runner, "library", lambda: None)
-    runner = runner_for(tmp_path)
-    assert runner.deterministic
-    guessed, engine = answers(runner, requests(0.0), "prompt_lookup")
-    assert engine.stats().num_accepted_tokens > 0
-    assert guessed == answers(runner, requests(0.0), "off")[0]
+def test_where_there_is_no_compiler_it_is_the_same(tmp_path: Path) -> None:
+    """All in torch's operators, rows padded as `batch_invariance` found necessary."""
+    with forced("torch"):
+        runner = runner_for(tmp_path)
+        assert runner.deterministic
+        guessed, engine = answers(runner, requests(0.0), "prompt_lookup")
+        assert engine.stats().num_accepted_tokens > 0
+        assert guessed == answers(runner, requests(0.0), "off")[0]
 
 
 @pytest.mark.parametrize("wrong_from", [1, 2, 5, 7])
