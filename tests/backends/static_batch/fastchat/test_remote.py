@@ -429,6 +429,7 @@ async def test_a_failure_before_the_first_token_keeps_its_kind(
         (frame("late", error_code=50006), StreamInterrupted),
         (frame("take it back"), BackendProtocolError),
         (b"{}\0", BackendProtocolError),
+        (b'{"text": "said, and', BackendProtocolError),
     ],
 )
 async def test_a_failure_after_a_token_cannot_be_tried_again(
@@ -553,6 +554,38 @@ async def test_closing_it_ends_every_request_with_an_error(backend: FastChatBack
             await anext(begun)
         await fails_with(BackendUnavailable, backend, request())
         assert (await backend.status()).state is BackendState.DOWN
+
+
+@pytest.mark.parametrize("last", [(), (frame("so far, and on"), frame("so far, and on", "stop"))])
+async def test_closing_it_ends_its_requests_though_another_goes_on(last: tuple[bytes, ...]) -> None:
+    """Whether the worker says nothing more, or all the rest is there already."""
+    port = free_port()
+    backend = await open_backend(spec(controller_port=port))
+    other = await open_backend(spec(controller_port=port))
+    said_all = asyncio.Event()
+    worker: CannedWorker
+
+    async def write(params: Params) -> AsyncGenerator[bytes, None]:
+        yield frame("so far")
+        await said_all.wait()
+        for piece in last:
+            yield piece
+        await worker.silence.wait()
+
+    worker = CannedWorker(write)
+    async with worker.running():
+        await worker.register(backend.controller_address)
+        begun = backend.generate(request())
+        await anext(begun)
+
+        said_all.set()
+        await run(other, request(max_tokens=0))  # gives the rest time to come
+        await backend.aclose()
+
+        with pytest.raises(StreamInterrupted):
+            await anext(begun)
+        assert (await other.status()).state is BackendState.READY
+    await other.aclose()
 
 
 async def test_backends_on_one_port_share_a_controller() -> None:
