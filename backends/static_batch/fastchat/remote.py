@@ -152,7 +152,7 @@ class FastChatBackend:
     async def _in_time(self, work: Awaitable[Result], deadline_s: float | None) -> Result:
         """Raises: TimeoutError at the deadline; BackendUnavailable once the backend is closed."""
         try:
-            async with asyncio.timeout_at(deadline_s) as wait:
+            async with asyncio.timeout_at(0.0 if self._is_closed else deadline_s) as wait:
                 self._waits.add(wait)
                 try:
                     result = await work
