@@ -68,8 +68,8 @@ class Tgi:
             request=_request(fields, document, stamp, streaming=streaming),
             inputs=fields.inputs,
             prefix=fields.inputs if full_text else "",
-            details=parameters.details or parameters.decoder_input_details,
-            seed=_sampling(parameters, stamp.seed).seed if parameters.is_sampling else None,
+            details=parameters.has_details,
+            seed=_seed(parameters, stamp.seed) if parameters.is_sampling else None,
             as_list=self._route is TgiRoute.ROOT,
             compute_type=self._compute_type,
         )
@@ -87,7 +87,7 @@ def _request(
         request_id=stamp.request_id,
         model="",  # this wire has none: the default
         prompts=(TextPrompt(text=fields.inputs, truncate=parameters.truncate or 0),),
-        sampling=_sampling(parameters, stamp.seed),
+        sampling=_sampling(parameters, stamp.seed, streaming=streaming),
         max_tokens=min(parameters.max_new_tokens or UNLIMITED_TOKENS, UNLIMITED_TOKENS),
         clamp_max_tokens=parameters.max_new_tokens is None,
         n=parameters.num_sequences,
@@ -98,7 +98,9 @@ def _request(
     )
 
 
-def _sampling(parameters: Parameters, drawn_seed: int) -> SamplingParams:
+def _sampling(parameters: Parameters, drawn_seed: int, *, streaming: bool) -> SamplingParams:
+    # Every token that is told of has one, and the best of several sequences is found by them.
+    needs_logprobs = streaming or parameters.has_details or parameters.num_sequences > 1
     temperature = 1.0 if parameters.temperature is None else parameters.temperature
     return SamplingParams(
         temperature=temperature if parameters.is_sampling else 0.0,
@@ -107,11 +109,15 @@ def _sampling(parameters: Parameters, drawn_seed: int) -> SamplingParams:
         typical_p=parameters.typical_p or 1.0,
         repetition_penalty=parameters.repetition_penalty or 1.0,
         frequency_penalty=parameters.frequency_penalty or 0.0,
-        seed=drawn_seed if parameters.seed is None else parameters.seed,
-        logprobs=True,  # every reported token has one
-        top_logprobs=parameters.top_n_tokens,
+        seed=_seed(parameters, drawn_seed),
+        logprobs=needs_logprobs,
+        top_logprobs=parameters.top_n_tokens if needs_logprobs else 0,
         prompt_logprobs=0 if parameters.decoder_input_details else None,
     )
+
+
+def _seed(parameters: Parameters, drawn_seed: int) -> int:
+    return drawn_seed if parameters.seed is None else parameters.seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,11 @@ class Parameters(Body):
         return 1 if self.best_of is None else self.best_of
 
     @property
+    def has_details(self) -> bool:
+        """Whether the answer tells of its tokens."""
+        return self.details or self.decoder_input_details
+
+    @property
     def is_sampling(self) -> bool:
         """Whether tokens are drawn; otherwise the likeliest is taken."""
         given = (self.temperature, self.top_k, self.top_p, self.typical_p)

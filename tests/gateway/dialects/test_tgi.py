@@ -48,7 +48,7 @@ def exchange(
 def test_parameters_that_say_nothing_mean_greedy_to_the_end_of_the_context() -> None:
     request = exchange().request
     assert request.prompts == (TextPrompt(text="Hello"),)
-    assert request.sampling == SamplingParams(temperature=0.0, seed=STAMP.seed, logprobs=True)
+    assert request.sampling == SamplingParams(temperature=0.0, seed=STAMP.seed)
     assert (request.max_tokens, request.clamp_max_tokens) == (UNLIMITED_TOKENS, True)
     assert (request.model, request.stop, request.include_stop_str) == ("", (), True)
 
@@ -62,11 +62,11 @@ def test_absent_parameters_mean_sampling(document: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("parameters", "sampling"),
     [
-        ({"do_sample": True}, SamplingParams(seed=7, logprobs=True)),
-        ({"temperature": 0.5}, SamplingParams(temperature=0.5, seed=7, logprobs=True)),
-        ({"top_k": 3}, SamplingParams(top_k=3, seed=7, logprobs=True)),
-        ({"top_p": 0.9}, SamplingParams(top_p=0.9, seed=7, logprobs=True)),
-        ({"typical_p": 0.9}, SamplingParams(typical_p=0.9, seed=7, logprobs=True)),
+        ({"do_sample": True}, SamplingParams(seed=7)),
+        ({"temperature": 0.5}, SamplingParams(temperature=0.5, seed=7)),
+        ({"top_k": 3}, SamplingParams(top_k=3, seed=7)),
+        ({"top_p": 0.9}, SamplingParams(top_p=0.9, seed=7)),
+        ({"typical_p": 0.9}, SamplingParams(typical_p=0.9, seed=7)),
         (
             {"repetition_penalty": 1.1, "frequency_penalty": -2},
             SamplingParams(
@@ -74,15 +74,14 @@ def test_absent_parameters_mean_sampling(document: dict[str, object]) -> None:
                 repetition_penalty=1.1,
                 frequency_penalty=-2,
                 seed=7,
-                logprobs=True,
             ),
         ),
         (
             {"do_sample": True, "seed": 2**64 - 1},
-            SamplingParams(seed=2**64 - 1, logprobs=True),
+            SamplingParams(seed=2**64 - 1),
         ),
         (
-            {"top_n_tokens": 5},
+            {"top_n_tokens": 5, "details": True},
             SamplingParams(temperature=0.0, seed=7, logprobs=True, top_logprobs=5),
         ),
     ],
@@ -92,6 +91,26 @@ def test_any_sampling_parameter_means_sampling(
 ) -> None:
     document = body(inputs="Hello", parameters=parameters)
     assert Tgi(TgiRoute.GENERATE).parse(document, STAMP).request.sampling == sampling
+
+
+@pytest.mark.parametrize(
+    ("route", "parameters", "asks"),
+    [
+        (TgiRoute.GENERATE, {}, False),
+        (TgiRoute.GENERATE, {"top_n_tokens": 2}, False),
+        (TgiRoute.GENERATE, {"details": True}, True),
+        (TgiRoute.GENERATE, {"decoder_input_details": True}, True),
+        (TgiRoute.GENERATE, {"best_of": 2, "do_sample": True}, True),
+        (TgiRoute.GENERATE_STREAM, {}, True),
+    ],
+)
+def test_logprobs_are_asked_for_only_where_they_are_needed(
+    route: TgiRoute, parameters: dict[str, object], asks: bool
+) -> None:
+    """So that a backend that has none can give a plain text."""
+    sampling = exchange(route, **parameters).request.sampling
+    assert sampling.logprobs is asks
+    assert sampling.top_logprobs == 0
 
 
 def best_of_events(*logprobs: float) -> list[Event]:
