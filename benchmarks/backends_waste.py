@@ -88,7 +88,7 @@ def _make(name: str, num_clients: int) -> tuple[SteppedEngine, WatchedRunner]:
         return Engine(runner, native, clock=time.monotonic), runner
     if name == "priority":
         runner = WatchedRunner()
-        batcher = PriorityBatcherConfig(model=MODEL, prefix_caching=False)
+        batcher = PriorityBatcherConfig(model=MODEL, max_batch_size=16, prefix_caching=False)
         return PriorityBatcher(runner, batcher, clock=time.monotonic), runner
     static = StaticBatchConfig(model=MODEL, max_batch_size=BATCH_SIZE, batch_timeout_s=0.0)
     regions = BATCH_SIZE * static.region_blocks(WatchedRunner.max_model_len, NullRunner.block_size)

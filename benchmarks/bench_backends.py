@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.backends_waste import waste_of
-from benchmarks.backends_workload import Job, jobs, requests
+from benchmarks.backends_workload import LENGTHS, Job, jobs, requests
 from gateway.bench import Report, percentile, run
 from tests.e2e.running import MODEL_FILE, Server, serving
 
@@ -146,12 +146,13 @@ def goals(runs: Runs) -> Iterator[Goal]:
 def main() -> int:
     """Measure, print, write down; 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workload", choices=LENGTHS, default="chat")
     parser.add_argument("--requests", type=int, default=64, help="of one run")
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--output", type=Path, default=Path(".turnout/bench/backends.json"))
     arguments = parser.parse_args()
-    workload = jobs(arguments.requests)
+    workload = jobs(arguments.workload, arguments.requests)
     with serving(POLICY.read_text().replace("MODEL", str(MODEL_FILE))) as server:
         runs = measure(server, workload, clients=arguments.clients, rounds=arguments.rounds)
     wastes = {
@@ -169,6 +170,7 @@ def main() -> int:
     results = {
         "runs": {engine: [asdict(each) for each in figures] for engine, figures in runs.items()},
         "waste": {name: asdict(waste) for name, waste in wastes.items()},
+        "workload": arguments.workload,
         "requests": arguments.requests,
         "clients": arguments.clients,
     }

@@ -44,7 +44,7 @@ def main() -> None:
         bars = {engine: [waste[name] * scale] for engine, waste in results["waste"].items()}
         _draw(next(panels), bars, title, hint)
     figure.suptitle(
-        f"SmolLM2-135M on 2 CPU cores: {results['requests']} requests of mixed lengths from "
+        f"SmolLM2-135M on 2 CPU cores: {results['requests']} requests ({results['workload']}) from "
         f"{results['clients']} clients; bars are medians, dots are runs"
     )
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -201,14 +201,16 @@ def test_what_a_worker_cannot_do_is_refused_by_name(installation: Installation) 
         long = client.post(
             "/v1/chat/completions", json={"model": "vicuna", "messages": say("x " * 100)}
         )
-        tgi = client.post("/generate", json={"inputs": "x"})
+        plain = client.post("/generate", json={"inputs": "x"})
+        told = client.post("/generate", json={"inputs": "x", "parameters": {"details": True}})
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "logprobs"
     assert "the backend old (fastchat)" in answer.json()["error"]["message"]
     assert long.status_code == 400
     assert long.json()["error"]["code"] == "context_length_exceeded"
-    assert tgi.status_code == 422, "its tokens have log-probabilities"
+    assert plain.json()["generated_text"].startswith("Ann")
+    assert told.status_code == 422, "its tokens have log-probabilities"
 
 
 def test_the_worker_with_the_shorter_queue_is_next(
