@@ -1,8 +1,8 @@
 """The workload of `bench_backends`: prompts and answers of mixed lengths, in three classes.
 
-Lengths are log-uniform, as traffic's are: many short ones, a few long ones. In a chat answers are about
-as long as what is asked (ShareGPT, which engines are measured with: 161 tokens in, 338 out); where
-documents are asked about, prompts are three times as long.
+Lengths are log-uniform, as traffic's are: many short ones, a few long ones. In a chat answers are
+about as long as what is asked (ShareGPT, which engines are often measured with: 161 tokens in, 338
+out); where documents are asked about, prompts are three times as long.
 """
 
 from __future__ import annotations
