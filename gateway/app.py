@@ -35,7 +35,7 @@ from gateway.stores.sqlite import SqliteStore
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tgi_metrics import TGI_ENGINE
 from gateway.telemetry.tracing import Tracing, open_provider
-from gateway.tenancy.database import Directory
+from gateway.tenancy.database import open_directory
 from gateway.tenancy.leases import Leases
 
 EXPOSED_HEADERS = ("x-request-id", "x-turnout-decision", "x-turnout-backend", "retry-after")
@@ -85,7 +85,7 @@ async def open_services(
         store = await SqliteStore.open(settings.home / "limits.db", clock=time.monotonic)
         stack.push_async_callback(store.aclose)
         leases = await stack.enter_async_context(Leases(store))
-        directory = await Directory.open(settings.home)
+        directory = await open_directory(settings)
         stack.push_async_callback(directory.aclose)
         backends: dict[str, Backend] = {}
         for config in policy.backends.values():
@@ -105,6 +105,7 @@ async def open_services(
             body_limit_bytes=settings.body_limit_bytes,
             body_timeout_s=settings.body_timeout_s,
             keep_alive_s=settings.keep_alive_s,
+            trusted_proxies=settings.trusted_proxies,
         )
 
 

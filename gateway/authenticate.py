@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+import logging
+
 from starlette.types import Scope
 
 from gateway.call import Services
+from gateway.errors import Forbidden, IpNotAuthorized
+from gateway.networks import Address, caller_address
+from gateway.tenancy.key_rules import KeyScope
 from gateway.tenancy.keys import bearer
 from gateway.tenancy.tenants import Principal
 
+log = logging.getLogger("turnout.authenticate")
 
-async def authenticate(services: Services, scope: Scope) -> Principal:
-    """Whose key the request holds.
+
+async def authenticate(services: Services, scope: Scope, needed: KeyScope) -> Principal:
+    """Whose key the request holds, if the key may be used from there and for `needed`.
+
+    Which models it may be used for is decided with the route, on the model that is dispatched.
 
     Raises:
         Unauthenticated: it holds none, several, or one that opens nothing.
+        IpNotAuthorized: the key does not open anything from this address.
+        Forbidden: the key lacks the scope.
         Overloaded: keys cannot be looked up at the moment.
     """
+    secret = bearer(_values(scope, b"authorization"), _values(scope, b"x-api-key"))
+    principal = await services.directory.authenticate(secret, now_s=services.wall_clock())
+    rules = principal.rules
+    if rules.networks is not None and not rules.allows_address(_address(services, scope)):
+        log.info("refused key %s from %s", principal.key_id, _address(services, scope))
+        raise IpNotAuthorized(
+            "This API key may not be used from your address; ask your operator to allow it."
+        )
+    if needed not in rules.scopes:
+        raise Forbidden(
+            f"This API key lacks the scope '{needed}', it has {', '.join(rules.scope_words())}; "
+            "ask your operator for one that has it."
+        )
+    return principal
+
+
+def _address(services: Services, scope: Scope) -> Address | None:
+    peer: tuple[str, int] | None = scope.get("client")
+    forwarded_for = [value.decode("latin-1") for value in _values(scope, b"x-forwarded-for")]
+    return caller_address(peer[0] if peer else None, forwarded_for, services.trusted_proxies)
+
+
+def _values(scope: Scope, header: bytes) -> list[bytes]:
     headers: list[tuple[bytes, bytes]] = scope["headers"]
-    secret = bearer(
-        [value for name, value in headers if name == b"authorization"],
-        [value for name, value in headers if name == b"x-api-key"],
-    )
-    return await services.directory.authenticate(secret, now_s=services.wall_clock())
+    return [value for name, value in headers if name == header]

@@ -17,6 +17,7 @@ from backends.types import Event, Finished, PromptLogprobs, Token
 from gateway.dialects.base import Stamp, Timings
 from gateway.drain import Drain
 from gateway.errors import GatewayError, ServerError
+from gateway.networks import Network
 from gateway.policy.model import Decision, Policy
 from gateway.telemetry import tracing
 from gateway.telemetry.metrics import OTHER, Metrics
@@ -45,6 +46,7 @@ class Services:
     body_limit_bytes: int
     body_timeout_s: float
     keep_alive_s: float
+    trusted_proxies: tuple[Network, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from gateway.networks import Network, parse_network
 
 PREFIX = "TURNOUT_"
 
@@ -20,6 +22,10 @@ class Settings:
     """All settings. The environment variable of each is its name in capitals after `TURNOUT_`."""
 
     home: Path = Path(".turnout")  # databases, secrets, models
+    database: str = field(default="sqlite", repr=False)  # of tenants and keys: or a PostgreSQL URL
+    database_password_file: Path | None = None  # if the URL holds no password
+    pepper_file: Path | None = None  # unset: `pepper` in `home`
+    trusted_proxies: tuple[Network, ...] = ()  # whose `x-forwarded-for` counts
     policy: Path = Path("policies/default.yaml")
     host: str = "127.0.0.1"
     port: int = 8000  # 0 takes any free one
@@ -33,9 +39,7 @@ class Settings:
 
     def to_environment(self) -> dict[str, str]:
         """The same settings for a child process."""
-        return {
-            PREFIX + field.name.upper(): str(getattr(self, field.name)) for field in fields(self)
-        }
+        return {PREFIX + one.name.upper(): _write(getattr(self, one.name)) for one in fields(self)}
 
 
 class ConfigError(Exception):
@@ -49,10 +53,10 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         ConfigError: a variable does not hold what it should.
     """
     values: dict[str, Any] = {}
-    for field in fields(Settings):
-        name = PREFIX + field.name.upper()
+    for one in fields(Settings):
+        name = PREFIX + one.name.upper()
         if text := environ.get(name, ""):
-            values[field.name] = _read(name, text, _CONVERTERS[str(field.type)])
+            values[one.name] = _read(name, text, _CONVERTERS[str(one.type)])
     return Settings(**values)
 
 
@@ -66,6 +70,16 @@ def _read(name: str, text: str, convert: Callable[[str], object]) -> object:
         return convert(text)
     except ValueError as error:
         raise ConfigError(f"{name}={text!r}: {error}") from None
+
+
+def _write(value: str | float | Path | tuple[Network, ...] | None) -> str:
+    match value:
+        case None:
+            return ""
+        case tuple():
+            return ",".join(map(str, value))
+        case _:
+            return str(value)
 
 
 def _whole(text: str) -> int:
@@ -88,8 +102,14 @@ def _flag(text: str) -> bool:
     return values[text.lower()]
 
 
+def _networks(text: str) -> tuple[Network, ...]:
+    return tuple(parse_network(part.strip()) for part in text.split(","))
+
+
 _CONVERTERS: Mapping[str, Callable[[str], object]] = {
     "Path": Path,
+    "Path | None": Path,
+    "tuple[Network, ...]": _networks,
     "str": str,
     "int": _whole,
     "float": _seconds,

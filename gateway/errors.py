@@ -10,6 +10,7 @@ GatewayError
 │  │  ├─ UnsupportedValue         400    invalid_request_error      unsupported_value
 │  │  └─ ContextLengthExceeded    400    invalid_request_error      context_length_exceeded
 │  ├─ Unauthenticated             401    invalid_request_error      invalid_api_key
+│  │  └─ IpNotAuthorized          401    invalid_request_error      ip_not_authorized
 │  ├─ Forbidden                   403    invalid_request_error      insufficient_permissions
 │  ├─ ModelNotFound               404    invalid_request_error      model_not_found
 │  ├─ RouteNotFound               404    invalid_request_error      null
@@ -132,6 +133,12 @@ class Unauthenticated(ClientError):
     def __init__(self, message: str, *, missing: bool = False) -> None:
         super().__init__(message)
         self.missing = missing
+
+
+class IpNotAuthorized(Unauthenticated):
+    """The key is good, but not from this address."""
+
+    code = "ip_not_authorized"
 
 
 class Forbidden(ClientError):

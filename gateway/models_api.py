@@ -25,6 +25,7 @@ from gateway.errors import GatewayError, ModelNotFound, UnsupportedValue, from_b
 from gateway.health import services_of
 from gateway.policy.decide import allowed_models, reachable_backends
 from gateway.policy.model import Facts, Policy, Route
+from gateway.tenancy.key_rules import KeyScope
 from gateway.tenancy.tenants import Principal
 
 STARTED_S = 0
@@ -32,13 +33,13 @@ STARTED_S = 0
 
 
 async def list_models(request: Request) -> Response:
-    """`GET /v1/models`: what the key's plan may use."""
+    """`GET /v1/models`: what the key may use of its plan's."""
     services = services_of(request)
     try:
-        principal = await authenticate(services, request.scope)
+        principal = await authenticate(services, request.scope, KeyScope.MODELS)
     except GatewayError as error:
         return _response(openai_error_reply(error))
-    names = allowed_models(services.policy, principal.tenant.plan)
+    names = _models_of(services, principal)
     return _response(models_reply([await _card(services, name) for name in names]))
 
 
@@ -47,8 +48,8 @@ async def show_model(request: Request) -> Response:
     services = services_of(request)
     name = request.path_params["model"]
     try:
-        principal = await authenticate(services, request.scope)
-        if name not in allowed_models(services.policy, principal.tenant.plan):
+        principal = await authenticate(services, request.scope, KeyScope.MODELS)
+        if name not in _models_of(services, principal):
             raise ModelNotFound(name)
     except GatewayError as error:
         return _response(openai_error_reply(error))
@@ -75,7 +76,7 @@ async def tokenize(request: Request) -> Response:
     services = services_of(request)
     body = b""
     try:
-        principal = await authenticate(services, request.scope)
+        principal = await authenticate(services, request.scope, KeyScope.TOKENIZE)
         check_media_type(request.headers)
         body = await read_body(
             request.headers,
@@ -105,6 +106,7 @@ def _tokenizer(
         endpoint="generate",
         stream=False,
         headers=headers_asked_for(services.policy, headers),
+        key_models=principal.rules.models,
     )
     names = reachable_backends(services.policy, facts)
     if not names:
@@ -114,6 +116,10 @@ def _tokenizer(
         if isinstance(backend, Tokenizing):
             return name, backend
     raise UnsupportedValue(f"No backend of model '{model}' has a tokenizer here.", param="model")
+
+
+def _models_of(services: Services, principal: Principal) -> tuple[str, ...]:
+    return allowed_models(services.policy, principal.tenant.plan, principal.rules.models)
 
 
 async def _card(services: Services, name: str) -> ModelCard:

@@ -42,6 +42,7 @@ from gateway.policy.decide import decide, reachable_backends
 from gateway.policy.model import Decision, Facts, Reject, RejectReason, Timeouts
 from gateway.responses import EventStream, WatchedSend, run_while_connected, send_reply
 from gateway.telemetry import tracing
+from gateway.tenancy.key_rules import KeyScope
 from gateway.tenancy.leases import Lease
 from gateway.tenancy.limits import claims_for, rate_headers
 from gateway.tenancy.tenants import Principal
@@ -103,7 +104,7 @@ class GenerationEndpoint:
         try:
             if services.drain.is_draining:
                 raise Draining("This server is shutting down; send the request again.")
-            call.principal = principal = await authenticate(services, scope)
+            call.principal = principal = await authenticate(services, scope, KeyScope.INFERENCE)
             check_media_type(headers)
             body = await read_body(
                 headers,
@@ -181,6 +182,7 @@ async def _route(
         endpoint=call.endpoint,
         stream=request.stream,
         headers=call.headers_asked_for,
+        key_models=principal.rules.models,
     )
     prompt_tokens = await _count_tokens(services, facts, request)
     decision = decide(services.policy, replace(facts, prompt_tokens=prompt_tokens), health)

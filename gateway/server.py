@@ -76,6 +76,7 @@ def main() -> None:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # or it believes every process of this host: gateway/networks.py
         timeout_graceful_shutdown=FORCED_AFTER_S,
     )
     with socket.socket(fileno=arguments.fd) as listening:

@@ -16,8 +16,8 @@ app.command("serve")(serve.serve)
 app.command("fastchat-worker")(fastchat_worker.fastchat_worker)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
-app.add_typer(keys.app, name="keys", help="Issue, list and revoke keys.")
-app.add_typer(tenants.app, name="tenants", help="Create and list tenants.")
+app.add_typer(keys.app, name="keys")
+app.add_typer(tenants.app, name="tenants")
 app.add_typer(models.app, name="models", help="List and pull models.")
 
 

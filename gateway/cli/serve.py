@@ -72,9 +72,9 @@ def serve(
 
 async def _introduce(settings: Settings, base_url: str, policy: Policy) -> str:
     """The demo tenant's key, if it is new, and how to use it."""
-    from gateway.tenancy.database import Directory  # SQLAlchemy: 0.25 s, for `--demo` only
+    from gateway.tenancy.database import open_directory  # SQLAlchemy: 0.25 s, for `--demo` only
 
-    directory = await Directory.open(settings.home)
+    directory = await open_directory(settings)
     try:
         if any(tenant.name == DEMO for tenant in await directory.tenants()):
             return (

@@ -48,17 +48,23 @@ def decide(policy: Policy, facts: Facts, health: Health) -> Decision:
     if not _allows(plan, model):
         message = f"plan '{plan.name}' does not allow model '{model}'; add it to the plan's models"
         return _refuse(policy, RejectReason.MODEL_NOT_ALLOWED, message, model=model)
+    if not _lists(facts.key_models, model):
+        message = f"the key does not allow model '{model}'; it allows {', '.join(facts.key_models)}"
+        return _refuse(policy, RejectReason.MODEL_NOT_ALLOWED, message, model=model)
     return _route(policy, plan, model, facts, health)
 
 
 def reachable_backends(policy: Policy, facts: Facts) -> tuple[str, ...]:
     """Every backend that the request could reach with a prompt of some length, in routes' order.
 
-    None if the tenant may not use the model. Asked before the prompt is counted, for a tokenizer.
+    None if the tenant or the key may not use the model. Asked before the prompt is counted, for a
+    tokenizer.
     """
     model = resolve_model(policy, facts.model)
     plan = policy.plans.get(facts.plan)
     if model is None or plan is None or not _allows(plan, model):
+        return ()
+    if not _lists(facts.key_models, model):
         return ()
     names = (
         name
@@ -84,10 +90,14 @@ def resolve_model(policy: Policy, name: str) -> str | None:
     return None
 
 
-def allowed_models(policy: Policy, plan_name: str) -> tuple[str, ...]:
-    """The public names a plan may use, in the policy's order; none for an unknown plan."""
+def allowed_models(
+    policy: Policy, plan_name: str, key_models: Sequence[str] = ("*",)
+) -> tuple[str, ...]:
+    """The public names that a plan and a key may use, in the policy's order."""
     plan = policy.plans.get(plan_name)
-    return tuple(name for name in policy.models if plan is not None and _allows(plan, name))
+    if plan is None:
+        return ()
+    return tuple(name for name in policy.models if _allows(plan, name) and _lists(key_models, name))
 
 
 def glob_matches(pattern: str, text: str) -> bool:
@@ -185,6 +195,11 @@ def _in_range(match: Match, prompt_tokens: int | None) -> bool:
 
 def _allows(plan: Plan, model: str) -> bool:
     return plan.models == ("*",) or model in plan.models
+
+
+def _lists(key_models: Sequence[str], model: str) -> bool:
+    """Whether a key's own list names the model. An empty list names none."""
+    return any(glob_matches(pattern, model) for pattern in key_models)
 
 
 def _why_not(backend: str, health: Health) -> str:

@@ -117,6 +117,7 @@ class Facts:
     stream: bool
     headers: Mapping[str, str] = field(default_factory=dict[str, str])  # by name, in lower case
     prompt_tokens: int | None = None  # None: nobody could count them exactly
+    key_models: tuple[str, ...] = ("*",)  # globs: the key's own list, which narrows the plan's
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,87 +1,74 @@
-"""Who exists: tenants and their keys, in a SQL database. The only place that looks keys up.
+"""Who exists: tenants and their keys, in a SQL database. The only place that changes them.
 
-The file is `turnout.db` in the home directory, and beside it `pepper`, without which the stored
-digests are worthless: both are their owner's alone, and belong in the same backup. All times are
-Unix seconds and come from the caller. Knows no HTTP, and of a plan only its name.
+By default the database is `turnout.db` in the home directory, and beside it lies `pepper`, without
+which the stored digests are worthless: both are their owner's alone, and belong in the same backup.
+All times are Unix seconds and come from the caller. Knows no HTTP, and of a plan only its name.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import re
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from gateway.errors import Overloaded, Unauthenticated
-from gateway.tenancy import schema
-from gateway.tenancy.keys import ENTROPY_BYTES, digest, hint, mint, well_formed
+from gateway.config import Settings
+from gateway.tenancy import schema, storage
+from gateway.tenancy.key_check import KeyCheck
+from gateway.tenancy.key_rows import RECORD, to_record
+from gateway.tenancy.key_rules import KeyRules
+from gateway.tenancy.keys import ENTROPY_BYTES, digest, hint, mint
 from gateway.tenancy.schema import DirectoryError
-from gateway.tenancy.tenants import KeyRecord, Principal, Tenant
+from gateway.tenancy.storage import SQLITE
+from gateway.tenancy.tenants import KeyRecord, Principal, Tenant, tenant_name_problem
 
-logger = logging.getLogger(__name__)
-
-CACHE_TTL_S = 1.0
-"""How late a revocation may be seen. A look-up takes 660 us, a cached one 8 us."""
-
-CACHE_ENTRIES = 4096
-"""Keys in use at the same second that cost no look-up; about 2 MB."""
-
-_BUSY_TIMEOUT_S = 5.0  # another process's write takes milliseconds
-
-_TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-
-_RECORD = [column for column in schema.keys.c if column is not schema.keys.c.digest]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Verified:
-    """A key that was found good at `at_s`."""
-
-    principal: Principal
-    expires_s: float | None
-    at_s: float
+_ANY_USE = KeyRules()
 
 
 class Directory:
-    """Tenants and keys. Made by `open`, used concurrently, closed once."""
+    """Tenants and keys. Made by `open`, used concurrently, closed once.
+
+    What is changed here is seen at once in this process, and within a second in others.
+    """
 
     def __init__(self, engine: AsyncEngine, pepper: bytes, entropy: Callable[[int], bytes]) -> None:
         self._engine = engine
         self._pepper = pepper
         self._entropy = entropy
-        self._verified: OrderedDict[bytes, _Verified] = OrderedDict()  # oldest first
+        self._check = KeyCheck(engine, pepper)
 
     @classmethod
     async def open(
-        cls, home: Path, *, entropy: Callable[[int], bytes] = secrets.token_bytes
+        cls,
+        home: Path,
+        *,
+        database: str = SQLITE,
+        password_file: Path | None = None,
+        pepper_file: Path | None = None,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
     ) -> Directory:
-        """Open the directory in `home`, or create it. `entropy` gives so many random bytes.
+        """Open the directory of `home`, or create it. `entropy` gives so many random bytes.
 
         Raises:
-            DirectoryError: the files cannot be used; the message says why.
+            DirectoryError: it cannot be used; the message says why.
         """
-        path = home / "turnout.db"
-        try:
-            pepper = await asyncio.to_thread(schema.prepare, path, home / "pepper", entropy)
-        except (OSError, SQLAlchemyError) as error:
-            raise DirectoryError(f"cannot open {path}: {error}") from error
-        engine = create_async_engine(
-            sa.URL.create("sqlite+aiosqlite", database=str(path)),
-            connect_args={"timeout": _BUSY_TIMEOUT_S},
-        )
-        return cls(engine, pepper, entropy)
+        place = storage.storage_of(home, database, password_file, pepper_file)
+        pepper = await asyncio.to_thread(storage.prepare, place, entropy)
+        return cls(storage.open_engine(place), pepper, entropy)
 
     async def aclose(self) -> None:
-        """Close all connections. Idempotent."""
+        """Write down what is pending, and close all connections. Idempotent."""
+        await self._check.aclose()
         await self._engine.dispose()
+
+    async def authenticate(self, secret: str, *, now_s: float) -> Principal:
+        """Whose key this is; see `KeyCheck.authenticate`."""
+        return await self._check.authenticate(secret, now_s=now_s)
 
     async def create_tenant(self, name: str, *, plan: str) -> Tenant:
         """Add a tenant.
@@ -89,11 +76,8 @@ class Directory:
         Raises:
             DirectoryError: the name is taken, or not of the form that policies can match.
         """
-        if not _TENANT_NAME.fullmatch(name):
-            raise DirectoryError(
-                f"{name!r} cannot be a tenant's name; use up to 63 lower-case letters, digits and "
-                "'.', '_', '-', and begin with a letter or digit"
-            )
+        if problem := tenant_name_problem(name):
+            raise DirectoryError(problem)
         tenant = Tenant(tenant_id=self._new_id("tenant"), name=name, plan=plan)
         try:
             async with self._engine.begin() as connection:
@@ -115,13 +99,65 @@ class Directory:
         """
         rows = await self._rows(sa.select(schema.tenants).where(schema.tenants.c.name == name))
         if not rows:
-            raise DirectoryError(
-                f"there is no tenant {name!r}; create it with 'turnout tenants create {name}'"
-            )
+            raise _no_tenant(name)
         return Tenant(**rows[0])
 
+    async def set_plan(self, name: str, plan: str) -> Tenant:
+        """Put a tenant on another plan.
+
+        Raises:
+            DirectoryError: there is no such tenant.
+        """
+        return await self._update_tenant(name, plan=plan)
+
+    async def disable_tenant(self, name: str, *, now_s: float) -> Tenant:
+        """Close every key of a tenant until `enable_tenant`; the first time of it is kept.
+
+        Raises:
+            DirectoryError: there is no such tenant.
+        """
+        first_s = sa.func.coalesce(schema.tenants.c.disabled_s, now_s)
+        return await self._update_tenant(name, disabled_s=first_s)
+
+    async def enable_tenant(self, name: str) -> Tenant:
+        """Undo `disable_tenant`.
+
+        Raises:
+            DirectoryError: there is no such tenant.
+        """
+        return await self._update_tenant(name, disabled_s=None)
+
+    async def delete_tenant(self, name: str) -> Tenant:
+        """Remove a disabled tenant and all its keys, for good.
+
+        Raises:
+            DirectoryError: there is no such tenant, or it is not disabled.
+        """
+        tenant = await self.tenant(name)
+        is_it = schema.tenants.c.tenant_id == tenant.tenant_id
+        async with self._engine.begin() as connection:
+            keys_of_it = schema.keys.c.tenant_id == tenant.tenant_id
+            await connection.execute(schema.keys.delete().where(keys_of_it))
+            statement = schema.tenants.delete().where(
+                is_it, schema.tenants.c.disabled_s.is_not(None)
+            )
+            if (await connection.execute(statement)).rowcount == 0:
+                raise DirectoryError(  # which takes the keys' removal back
+                    f"tenant {name!r} is in use; disable it first with "
+                    f"'turnout tenants disable {name}'"
+                )
+        self._check.forget()
+        return tenant
+
     async def create_key(
-        self, tenant_name: str, *, name: str, now_s: float, expires_s: float | None = None
+        self,
+        tenant_name: str,
+        *,
+        name: str,
+        now_s: float,
+        expires_s: float | None = None,
+        description: str = "",
+        rules: KeyRules = _ANY_USE,
     ) -> tuple[str, KeyRecord]:
         """Issue a key. The secret is returned this once and stored nowhere.
 
@@ -134,14 +170,17 @@ class Directory:
             key_id=self._new_id("key"),
             tenant_id=tenant.tenant_id,
             name=name,
+            description=description,
             hint=hint(secret),
             created_s=now_s,
             expires_s=expires_s,
             revoked_s=None,
+            successor_id=None,
+            last_used_s=None,
+            rules=rules,
         )
-        row = {**asdict(record), "digest": digest(secret, self._pepper)}
         async with self._engine.begin() as connection:
-            await connection.execute(schema.keys.insert().values(row))
+            await self._insert_key(connection, record, secret)
         return secret, record
 
     async def keys(self, tenant_name: str | None = None) -> tuple[KeyRecord, ...]:
@@ -150,16 +189,67 @@ class Directory:
         Raises:
             DirectoryError: there is no such tenant.
         """
-        query = sa.select(*_RECORD).order_by(schema.keys.c.created_s, schema.keys.c.key_id)
+        query = sa.select(*RECORD).order_by(schema.keys.c.created_s, schema.keys.c.key_id)
         if tenant_name is not None:
             tenant = await self.tenant(tenant_name)
             query = query.where(schema.keys.c.tenant_id == tenant.tenant_id)
-        return tuple(KeyRecord(**row) for row in await self._rows(query))
+        return tuple(map(to_record, await self._rows(query)))
+
+    async def key(self, key_id: str) -> KeyRecord:
+        """One key.
+
+        Raises:
+            DirectoryError: there is none of this id.
+        """
+        rows = await self._rows(sa.select(*RECORD).where(schema.keys.c.key_id == key_id))
+        if not rows:
+            raise _no_key(key_id)
+        return to_record(rows[0])
+
+    async def rotate_key(
+        self, key_id: str, *, overlap_s: float, now_s: float, expires_s: float | None = None
+    ) -> tuple[str, KeyRecord]:
+        """Issue a key like another, which ends when `overlap_s` is over, or earlier if it was to.
+
+        Without `expires_s` the successor lives as long as its predecessor was made for.
+
+        Raises:
+            DirectoryError: there is no such key, or it opens nothing, or was rotated already.
+        """
+        old = await self.key(key_id)
+        if expires_s is None and old.expires_s is not None:
+            expires_s = now_s + (old.expires_s - old.created_s)
+        ends_s = now_s + overlap_s
+        secret = mint(self._entropy(ENTROPY_BYTES))
+        successor = replace(
+            old,
+            key_id=self._new_id("key"),
+            hint=hint(secret),
+            created_s=now_s,
+            expires_s=expires_s,
+            last_used_s=None,
+        )
+        table = schema.keys.c
+        retire = (
+            schema.keys.update()
+            .where(table.key_id == key_id, table.revoked_s.is_(None), table.successor_id.is_(None))
+            .where(sa.or_(table.expires_s.is_(None), table.expires_s > now_s))
+            .values(
+                successor_id=successor.key_id,
+                expires_s=sa.case((table.expires_s < ends_s, table.expires_s), else_=ends_s),
+            )
+        )
+        async with self._engine.begin() as connection:
+            is_retired = (await connection.execute(retire)).rowcount == 1
+            if is_retired:
+                await self._insert_key(connection, successor, secret)
+        if not is_retired:
+            raise _not_to_be_rotated(await self.key(key_id))
+        self._check.forget()
+        return secret, successor
 
     async def revoke_key(self, key_id: str, *, now_s: float) -> KeyRecord:
-        """Close a key for good: at once in this process, within `CACHE_TTL_S` in others.
-
-        A key that is revoked already keeps the time of the first revocation.
+        """Close a key for good; one that is closed already keeps the time of the first revocation.
 
         Raises:
             DirectoryError: there is no such key.
@@ -168,61 +258,34 @@ class Directory:
             schema.keys.update()
             .where(schema.keys.c.key_id == key_id)
             .values(revoked_s=sa.func.coalesce(schema.keys.c.revoked_s, now_s))
-            .returning(*_RECORD)
+            .returning(*RECORD)
         )
         async with self._engine.begin() as connection:
             row = (await connection.execute(statement)).mappings().one_or_none()
         if row is None:
-            raise DirectoryError(f"there is no key {key_id!r}; 'turnout keys list' shows all")
-        self._verified.clear()
-        return KeyRecord(**row)
+            raise _no_key(key_id)
+        self._check.forget()
+        return to_record(row)
 
-    async def authenticate(self, secret: str, *, now_s: float) -> Principal:
-        """Whose key this is. Neither a message nor a log line holds any of the secret.
-
-        Raises:
-            Unauthenticated: it is no key, or an unknown, revoked or expired one.
-            Overloaded: the database failed.
-        """
-        if not well_formed(secret):
-            raise Unauthenticated("The API key sent is not a whole key; copy it once more.")
-        key_digest = digest(secret, self._pepper)
-        verified = self._verified.get(key_digest)
-        # Not below 0 either: when the clock steps back, an entry must not live for longer.
-        if verified is None or not 0 <= now_s - verified.at_s < CACHE_TTL_S:
-            verified = await self._look_up(key_digest, now_s)
-            self._remember(key_digest, verified)
-        if verified.expires_s is not None and verified.expires_s <= now_s:
-            logger.info("refused key %s: expired", verified.principal.key_id)
-            raise Unauthenticated("This API key has expired; ask your operator for a new one.")
-        return verified.principal
-
-    async def _look_up(self, key_digest: bytes, now_s: float) -> _Verified:
-        columns = (schema.keys.c.key_id, schema.keys.c.expires_s, schema.keys.c.revoked_s)
-        query = (
-            sa.select(schema.tenants, *columns)
-            .join_from(schema.keys, schema.tenants)
-            .where(schema.keys.c.digest == key_digest)
+    async def _update_tenant(self, name: str, **values: object) -> Tenant:
+        statement = (
+            schema.tenants.update()
+            .where(schema.tenants.c.name == name)
+            .values(**values)
+            .returning(*schema.tenants.c)
         )
-        try:
-            rows = await self._rows(query)
-        except SQLAlchemyError as error:
-            logger.exception("cannot look a key up")
-            raise Overloaded("Keys cannot be checked at the moment; try again.") from error
-        if not rows or rows[0]["revoked_s"] is not None:
-            who = f"key {rows[0]['key_id']}: revoked" if rows else "a key: unknown"
-            logger.info("refused %s (digest %s)", who, key_digest.hex()[:12])
-            raise Unauthenticated("Incorrect API key provided; ask your operator for a new one.")
-        row = rows[0]
-        tenant = Tenant(tenant_id=row["tenant_id"], name=row["name"], plan=row["plan"])
-        principal = Principal(tenant=tenant, key_id=row["key_id"])
-        return _Verified(principal=principal, expires_s=row["expires_s"], at_s=now_s)
+        async with self._engine.begin() as connection:
+            row = (await connection.execute(statement)).mappings().one_or_none()
+        if row is None:
+            raise _no_tenant(name)
+        self._check.forget()
+        return Tenant(**row)
 
-    def _remember(self, key_digest: bytes, verified: _Verified) -> None:
-        self._verified[key_digest] = verified
-        self._verified.move_to_end(key_digest)
-        if len(self._verified) > CACHE_ENTRIES:
-            self._verified.popitem(last=False)
+    async def _insert_key(
+        self, connection: AsyncConnection, record: KeyRecord, secret: str
+    ) -> None:
+        row = {**record.to_dict(), "digest": digest(secret, self._pepper)}
+        await connection.execute(schema.keys.insert().values(row))
 
     async def _rows(self, query: sa.Executable) -> Sequence[sa.RowMapping]:
         async with self._engine.connect() as connection:
@@ -230,3 +293,36 @@ class Directory:
 
     def _new_id(self, kind: str) -> str:
         return f"{kind}_{self._entropy(6).hex()}"
+
+
+async def open_directory(settings: Settings) -> Directory:
+    """The directory that the settings name.
+
+    Raises:
+        DirectoryError: it cannot be used; the message says why.
+    """
+    return await Directory.open(
+        settings.home,
+        database=settings.database,
+        password_file=settings.database_password_file,
+        pepper_file=settings.pepper_file,
+    )
+
+
+def _no_tenant(name: str) -> DirectoryError:
+    return DirectoryError(
+        f"there is no tenant {name!r}; create it with 'turnout tenants create {name}'"
+    )
+
+
+def _no_key(key_id: str) -> DirectoryError:
+    return DirectoryError(f"there is no key {key_id!r}; 'turnout keys list' shows all")
+
+
+def _not_to_be_rotated(key: KeyRecord) -> DirectoryError:
+    if key.revoked_s is None and key.successor_id is not None:
+        return DirectoryError(
+            f"key {key.key_id!r} was replaced by {key.successor_id!r} already; rotate that one"
+        )
+    state = "expired" if key.revoked_s is None else "revoked"
+    return DirectoryError(f"key {key.key_id!r} is {state}; issue one with 'turnout keys create'")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.config import ConfigError, Settings, data_dir, load_settings
+from gateway.networks import parse_network
 
 
 def test_without_variables_everything_is_at_its_default() -> None:
@@ -17,6 +18,10 @@ def test_without_variables_everything_is_at_its_default() -> None:
 def test_every_setting_survives_the_way_through_an_environment() -> None:
     settings = Settings(
         home=Path("/srv/turnout"),
+        database="postgresql://turnout@db/turnout",
+        database_password_file=Path("/run/secrets/db"),
+        pepper_file=Path("/run/secrets/pepper"),
+        trusted_proxies=(parse_network("10.0.0.0/8"), parse_network("::1")),
         policy=Path("p.yaml"),
         host="::1",
         port=0,
@@ -29,6 +34,13 @@ def test_every_setting_survives_the_way_through_an_environment() -> None:
         log_json=True,
     )
     assert load_settings(settings.to_environment()) == settings
+    assert load_settings(Settings().to_environment()) == Settings()
+
+
+def test_a_password_in_a_url_is_not_shown_with_the_settings() -> None:
+    """Case Q-KEY-IN-LOGS."""
+    settings = Settings(database="postgresql://turnout:CANARY@db/turnout")
+    assert "CANARY" not in repr(settings)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +51,9 @@ def test_every_setting_survives_the_way_through_an_environment() -> None:
         ("TURNOUT_DRAIN_TIMEOUT_S", "0"),
         ("TURNOUT_DRAIN_TIMEOUT_S", "inf"),
         ("TURNOUT_LOG_JSON", "perhaps"),
+        ("TURNOUT_TRUSTED_PROXIES", "localhost"),
+        ("TURNOUT_TRUSTED_PROXIES", "10.0.0.1/8"),
+        ("TURNOUT_TRUSTED_PROXIES", "10.0.0.1,"),
     ],
 )
 def test_a_value_that_cannot_be_names_its_variable(name: str, value: str) -> None:

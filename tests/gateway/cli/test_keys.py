@@ -70,7 +70,7 @@ def test_listing_shows_hints_and_states_but_no_secret(home: Path) -> None:
     turnout("keys", "revoke", str(records()[0]["key_id"]))
     listed = turnout("keys", "list").stdout
     header, first, second, third = listed.splitlines()
-    assert header.split() == ["ID", "TENANT", "KEY", "CREATED", "STATE", "NAME"]
+    assert header.split() == ["ID", "TENANT", "KEY", "CREATED", "USED", "STATE", "NAME"]
     assert "revoked" in first
     assert second.endswith("good")
     assert "good until" in third
@@ -90,8 +90,8 @@ def test_keys_are_listed_for_one_tenant_or_all(home: Path) -> None:
 def test_tenants_are_listed_with_their_plans(home: Path) -> None:
     turnout("tenants", "create", "globex", "--plan", "pro")
     turnout("tenants", "create", "acme")
-    rows = [line.split()[:2] for line in turnout("tenants", "list").stdout.splitlines()]
-    assert rows == [["NAME", "PLAN"], ["acme", "demo"], ["globex", "pro"]]
+    rows = [line.split()[:3] for line in turnout("tenants", "list").stdout.splitlines()]
+    assert rows == [["NAME", "PLAN", "STATE"], ["acme", "demo", "good"], ["globex", "pro", "good"]]
 
 
 @pytest.mark.parametrize(
