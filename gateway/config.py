@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ class Settings:
     body_timeout_s: float = 30.0  # from the headers until the whole body is there
     keep_alive_s: float = 15.0  # of silence, until a stream gets a comment
     drain_timeout_s: float = 30.0  # for running requests, after SIGTERM
+    usage_retention: timedelta | None = None  # None keeps usage records for ever
     log_level: str = "info"
     log_json: bool = False
 
     def to_environment(self) -> dict[str, str]:
         """The same settings for a child process."""
         return {
-            PREFIX + field.name.upper(): str(getattr(self, field.name)) for field in fields(self)
+            PREFIX + field.name.upper(): _write(getattr(self, field.name)) for field in fields(self)
         }
 
 
@@ -68,6 +70,24 @@ def _read(name: str, text: str, convert: Callable[[str], object]) -> object:
         raise ConfigError(f"{name}={text!r}: {error}") from None
 
 
+def _write(value: object) -> str:
+    """As `_read` takes it."""
+    if value is None:
+        return ""
+    return f"{value.days}d" if isinstance(value, timedelta) else str(value)
+
+
+def _days(text: str) -> timedelta:
+    number, unit = text[:-1], text[-1:]
+    if (
+        unit != "d"
+        or not (number.isascii() and number.isdecimal())
+        or not 0 < int(number) <= 36_500
+    ):
+        raise ValueError("must be a number of days such as 90d, or unset to keep them for ever")
+    return timedelta(days=int(number))
+
+
 def _whole(text: str) -> int:
     if not text.isdecimal():
         raise ValueError("must be a whole number, zero or more")
@@ -90,6 +110,7 @@ def _flag(text: str) -> bool:
 
 _CONVERTERS: Mapping[str, Callable[[str], object]] = {
     "Path": Path,
+    "timedelta | None": _days,
     "str": str,
     "int": _whole,
     "float": _seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ def test_every_setting_survives_the_way_through_an_environment() -> None:
         body_timeout_s=1.5,
         keep_alive_s=2.0,
         drain_timeout_s=3.0,
+        usage_retention=timedelta(days=90),
         log_level="debug",
         log_json=True,
     )
@@ -39,6 +41,9 @@ def test_every_setting_survives_the_way_through_an_environment() -> None:
         ("TURNOUT_DRAIN_TIMEOUT_S", "0"),
         ("TURNOUT_DRAIN_TIMEOUT_S", "inf"),
         ("TURNOUT_LOG_JSON", "perhaps"),
+        ("TURNOUT_USAGE_RETENTION", "90"),
+        ("TURNOUT_USAGE_RETENTION", "0d"),
+        ("TURNOUT_USAGE_RETENTION", "3M"),
     ],
 )
 def test_a_value_that_cannot_be_names_its_variable(name: str, value: str) -> None:
