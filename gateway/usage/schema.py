@@ -6,7 +6,7 @@ database without it is not ours.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,9 @@ usage = sa.Table(
 )
 
 
+_FIELDS = tuple(field.name for field in fields(UsageRecord))  # `asdict` takes 12 times as long
+
+
 class UsageError(Exception):
     """Usage cannot be written or read; the message says why, and what to do."""
 
@@ -73,7 +76,7 @@ def microseconds(time_s: float) -> int:
 
 def row_of(record: UsageRecord) -> dict[str, Any]:
     """A record as the table has it."""
-    row = asdict(record)
+    row = {name: getattr(record, name) for name in _FIELDS}
     row["time_us"] = microseconds(row.pop("time_s"))
     return row
 

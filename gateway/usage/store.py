@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.usage.record import UsageRecord
 from gateway.usage.report import QUARTER_S, TIMES, Amounts, Dimension, Sum
@@ -114,43 +116,47 @@ class UsageStore:
             UsageError: the database failed; whether they were written is not known.
         """
         rows = [row_of(record) for record in records]
-        try:
-            async with self._engine.begin() as connection:
-                await connection.execute(self._insert, rows)
-        except SQLAlchemyError as error:
-            raise UsageError(f"cannot write {len(rows)} usage records: {error}") from error
+        async with self._connect(f"write {len(rows)} usage records") as connection:
+            await connection.execute(self._insert, rows)
 
     async def sums(self, by: Sequence[Dimension], selection: Selection) -> tuple[Sum, ...]:
         """The selected records added up, a sum for each combination of `by`, quarter of an hour (if
         `by` has a time) and currency; in no order.
+
+        Raises:
+            UsageError: the database failed.
         """
         names = [_COLUMNS[one] for one in by if one not in TIMES]
         quarter = _QUARTER if set(by) & set(TIMES) else sa.null()
         columns = (quarter.label("quarter"), usage.c.currency, *names)
         grouped = columns if set(by) & set(TIMES) else columns[1:]
         query = sa.select(*columns, *_AMOUNTS).where(*selection.conditions()).group_by(*grouped)
-        async with self._engine.connect() as connection:
-            rows = (await connection.execute(query)).all()
+        async with self._connect("read usage") as connection:
+            rows: list[tuple[Any, ...]] = [tuple(row) for row in await connection.execute(query)]
         begin = 2 + len(names)
         return tuple(
             Sum(
                 quarter=row[0],
                 currency=row[1],
-                names=tuple(row[2:begin]),
+                names=row[2:begin],
                 amounts=Amounts(**dict(zip(_AMOUNT_NAMES, row[begin:], strict=True))),
             )
             for row in rows
         )
 
     async def records(self, selection: Selection) -> AsyncGenerator[UsageRecord]:
-        """The selected records, oldest first, a few at a time. Whoever iterates closes it."""
+        """The selected records, oldest first, a few at a time. Whoever iterates closes it.
+
+        Raises:
+            UsageError: the database failed.
+        """
         query = (
             sa.select(usage)
             .where(*selection.conditions())
             .order_by(usage.c.time_us, usage.c.request_id)
             .execution_options(yield_per=ROWS_AT_A_TIME)
         )
-        async with self._engine.connect() as connection:
+        async with self._connect("read usage records") as connection:
             result = await connection.stream(query)
             async for row in result.mappings():
                 yield record_of(row)
@@ -168,11 +174,17 @@ class UsageStore:
             .limit(limit)
         )
         statement = sa.delete(usage).where(usage.c.request_id.in_(old))
+        async with self._connect("delete old usage records") as connection:
+            return (await connection.execute(statement)).rowcount
+
+    @asynccontextmanager
+    async def _connect(self, purpose: str) -> AsyncGenerator[AsyncConnection]:
+        """One transaction, committed at the end of the block."""
         try:
             async with self._engine.begin() as connection:
-                return (await connection.execute(statement)).rowcount
+                yield connection
         except SQLAlchemyError as error:
-            raise UsageError(f"cannot delete old usage records: {error}") from error
+            raise UsageError(f"cannot {purpose}: {error}") from error
 
 
 def _insert_new(dialect: str) -> sa.Insert:

@@ -30,10 +30,12 @@ from gateway.usage.schema import UsageError
 logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.2
-"""Between two writes. One takes TODO."""
+"""Between two writes. One takes 0.7 ms, and 16 us more for each record: at 5 a second and 1,000
+requests a second 2% of a core.
+"""
 
-BATCH_RECORDS = 1000
-"""In one transaction, which holds the database for 15 ms."""
+BATCH_RECORDS = 200
+"""In one transaction, which holds the database for 4 ms."""
 
 CAPACITY = 20_000
 """Places, for running requests and unwritten records; about 20 MB, and 20 s at 1,000 requests/s."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from backends.base import Backend
 from backends.echo import EchoBackend, EchoOptions
 from backends.types import Event, Finished, GenerationRequest, Usage
 from gateway.usage.record import UsageRecord
@@ -189,7 +190,10 @@ SINGLE = POLICY.replace("fallback: [second]", "fallback: []")
 
 @pytest.mark.parametrize("estimated", [True, False])
 async def test_usage_is_estimated_if_the_backend_says_so(tmp_path: Path, estimated: bool) -> None:
-    backends = {"first": Guessing(estimated=estimated), "second": echo("second")}
+    backends: dict[str, Backend] = {
+        "first": Guessing(estimated=estimated),
+        "second": echo("second"),
+    }
     async with gateway_over(tmp_path, backends, policy=SINGLE) as gateway:
         await gateway.call(CHAT, chat())
         record = await only_record(gateway)
@@ -198,7 +202,10 @@ async def test_usage_is_estimated_if_the_backend_says_so(tmp_path: Path, estimat
 
 
 async def test_a_cut_answer_is_estimated_if_its_backend_cannot_count(tmp_path: Path) -> None:
-    backends = {"first": Guessing(estimated=False, fail_after_tokens=1), "second": echo("second")}
+    backends: dict[str, Backend] = {
+        "first": Guessing(estimated=False, fail_after_tokens=1),
+        "second": echo("second"),
+    }
     async with gateway_over(tmp_path, backends, policy=SINGLE) as gateway:
         await gateway.call(CHAT, chat(stream=True))
         assert (await only_record(gateway)).estimated

@@ -10,6 +10,7 @@ import stat
 import sys
 from collections import Counter
 from contextlib import aclosing, closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,14 +115,14 @@ async def test_records_are_selected_by_time_tenant_and_model(home: Path) -> None
             record("e", time_s=begin_s + 20),
         ]
     )
-    window = {"since_s": begin_s + 10, "until_s": begin_s + 20}
+    window = Selection(since_s=begin_s + 10, until_s=begin_s + 20)
     for selection, expected in (
         (Selection(), "abcde"),
         (Selection(since_s=begin_s + 10), "bcde"),
         (Selection(until_s=begin_s + 10), "a"),
-        (Selection(**window), "bcd"),
-        (Selection(**window, tenant="acme"), "bd"),
-        (Selection(**window, tenant="acme", model="echo"), "b"),
+        (window, "bcd"),
+        (replace(window, tenant="acme"), "bd"),
+        (replace(window, tenant="acme", model="echo"), "b"),
     ):
         found = "".join(one.request_id for one in await everything(store, selection))
         assert found == expected
