@@ -5,6 +5,7 @@ Everything is opened in the lifespan, in the order it is needed, and closed in t
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncGenerator, Mapping
@@ -37,6 +38,9 @@ from gateway.telemetry.tgi_metrics import TGI_ENGINE
 from gateway.telemetry.tracing import Tracing, open_provider
 from gateway.tenancy.database import open_directory
 from gateway.tenancy.leases import Leases
+from gateway.usage.retention import delete_old
+from gateway.usage.store import UsageStore
+from gateway.usage.writer import UsageWriter
 
 EXPOSED_HEADERS = ("x-request-id", "x-turnout-decision", "x-turnout-backend", "retry-after")
 
@@ -82,6 +86,7 @@ async def open_services(
         metrics.policy_info.labels(policy.digest).set(1)
         tracing = Tracing(open_provider(os.environ))
         stack.callback(tracing.close)
+        usage = await stack.enter_async_context(open_usage(settings))
         store = await SqliteStore.open(settings.home / "limits.db", clock=time.monotonic)
         stack.push_async_callback(store.aclose)
         leases = await stack.enter_async_context(Leases(store))
@@ -97,6 +102,7 @@ async def open_services(
             backends=backends,
             directory=directory,
             leases=leases,
+            usage=usage,
             metrics=metrics,
             tracing=tracing,
             drain=drain,
@@ -107,6 +113,26 @@ async def open_services(
             keep_alive_s=settings.keep_alive_s,
             trusted_proxies=settings.trusted_proxies,
         )
+
+
+@asynccontextmanager
+async def open_usage(settings: Settings) -> AsyncGenerator[UsageWriter]:
+    """Where records go. Closed after the leases, so that every ending is in it."""
+    store = await UsageStore.open(settings.home)
+    deleting: asyncio.Task[None] | None = None
+    try:
+        if settings.usage_retention is not None:
+            keep_s = settings.usage_retention.total_seconds()
+            deleting = asyncio.create_task(
+                delete_old(store, keep_s=keep_s, wall_clock=time.time), name="usage-retention"
+            )
+        async with UsageWriter(store) as usage:
+            yield usage
+    finally:
+        if deleting is not None:
+            deleting.cancel()
+            await asyncio.wait([deleting])
+        await store.aclose()
 
 
 def tgi_backends(policy: Policy) -> frozenset[str]:

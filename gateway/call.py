@@ -16,7 +16,7 @@ from backends.base import Backend
 from backends.types import Event, Finished, PromptLogprobs, Token
 from gateway.dialects.base import Stamp, Timings
 from gateway.drain import Drain
-from gateway.errors import GatewayError, ServerError
+from gateway.errors import Draining, GatewayError, ServerError
 from gateway.networks import Network
 from gateway.policy.model import Decision, Policy
 from gateway.telemetry import tracing
@@ -26,6 +26,7 @@ from gateway.telemetry.tracing import Tracing
 from gateway.tenancy.database import Directory
 from gateway.tenancy.leases import Leases
 from gateway.tenancy.tenants import Principal
+from gateway.usage.writer import UsageWriter
 
 access_log = logging.getLogger("turnout.access")
 
@@ -38,6 +39,7 @@ class Services:
     backends: Mapping[str, Backend]
     directory: Directory
     leases: Leases
+    usage: UsageWriter
     metrics: Metrics
     tracing: Tracing
     drain: Drain
@@ -62,15 +64,18 @@ class Call:
     headers_asked_for: Mapping[str, str]
     arrived_s: float
     principal: Principal | None = None
+    stream: bool = False
     decision: Decision | None = None
     backend: str = ""
     num_attempts: int = 0
     admitted_s: float = 0.0
     first_token_s: float | None = None  # or what was asked of the prompt: anything of the answer
     prompt_tokens: int = 0
+    counted_by: str = ""  # the backend that counted the prompt exactly; "" if none did
     completion_tokens: int = 0
     cached_tokens: int = 0
     queue_s: float = 0.0
+    estimated: bool | None = None  # the usage, by the backend's word; None until it finished
     tokens_used: int = 0  # for the ledger: none until something came, then the prompt and all of it
     status: int = 200
     error: GatewayError | None = None
@@ -94,6 +99,7 @@ class Call:
                 self.completion_tokens = event.usage.completion_tokens
                 self.cached_tokens = event.usage.cached_tokens
                 self.queue_s = event.queue_s
+                self.estimated = event.usage.estimated
         self.tokens_used = self.prompt_tokens + self.completion_tokens
 
     def _begin(self) -> None:
@@ -131,6 +137,8 @@ class Call:
             return tracing.CLIENT_DISCONNECT
         if self.error is None:
             return "complete"
+        if isinstance(self.error, Draining):
+            return "drained"
         return "error" if isinstance(self.error, ServerError) else "rejected"
 
     def record(self) -> None:

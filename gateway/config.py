@@ -9,6 +9,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Settings:
     body_timeout_s: float = 30.0  # from the headers until the whole body is there
     keep_alive_s: float = 15.0  # of silence, until a stream gets a comment
     drain_timeout_s: float = 30.0  # for running requests, after SIGTERM
+    usage_retention: timedelta | None = None  # None keeps usage records for ever
     log_level: str = "info"
     log_json: bool = False
 
@@ -72,14 +74,28 @@ def _read(name: str, text: str, convert: Callable[[str], object]) -> object:
         raise ConfigError(f"{name}={text!r}: {error}") from None
 
 
-def _write(value: str | float | Path | tuple[Network, ...] | None) -> str:
+def _write(value: str | float | Path | timedelta | tuple[Network, ...] | None) -> str:
+    """As `_read` takes it."""
     match value:
         case None:
             return ""
         case tuple():
             return ",".join(map(str, value))
+        case timedelta():
+            return f"{value.days}d"
         case _:
             return str(value)
+
+
+def _days(text: str) -> timedelta:
+    number, unit = text[:-1], text[-1:]
+    if (
+        unit != "d"
+        or not (number.isascii() and number.isdecimal())
+        or not 0 < int(number) <= 36_500
+    ):
+        raise ValueError("must be a number of days such as 90d, or unset to keep them for ever")
+    return timedelta(days=int(number))
 
 
 def _whole(text: str) -> int:
@@ -110,6 +126,7 @@ _CONVERTERS: Mapping[str, Callable[[str], object]] = {
     "Path": Path,
     "Path | None": Path,
     "tuple[Network, ...]": _networks,
+    "timedelta | None": _days,
     "str": str,
     "int": _whole,
     "float": _seconds,

@@ -23,6 +23,7 @@ from backends.base import Tokenizing
 from backends.errors import BackendError, BackendProtocolError, BackendTimeout, DeadlineExceeded
 from backends.types import UNLIMITED_TOKENS, Event, Finished, GenerationRequest
 from gateway.authenticate import authenticate
+from gateway.bill import usage_record
 from gateway.body import ClientGone, check_media_type, read_body
 from gateway.call import Call, Services, headers_asked_for
 from gateway.dialects.base import Dialect, Exchange, Stamp, StreamEncoder
@@ -93,6 +94,8 @@ class GenerationEndpoint:
         finally:
             services.drain.num_active -= 1
             try:
+                if call.principal is not None:
+                    services.usage.end(usage_record(call, call.principal))
                 call.record()
             except Exception:  # bookkeeping's door: the answer is out, and was right
                 log.exception("request %s was not recorded", call.stamp.request_id)
@@ -104,7 +107,9 @@ class GenerationEndpoint:
         try:
             if services.drain.is_draining:
                 raise Draining("This server is shutting down; send the request again.")
-            call.principal = principal = await authenticate(services, scope, KeyScope.INFERENCE)
+            principal = await authenticate(services, scope, KeyScope.INFERENCE)
+            services.usage.begin()
+            call.principal = principal
             check_media_type(headers)
             body = await read_body(
                 headers,
@@ -113,6 +118,7 @@ class GenerationEndpoint:
                 timeout_s=services.body_timeout_s,
             )
             exchange = self.dialect.parse(body, call.stamp)
+            call.stream = exchange.request.stream
             if unknown := exchange.request.extra:
                 names = ", ".join(map(repr, unknown))
                 log.info("request %s: nothing reads %.200s", call.stamp.request_id, names)
@@ -122,6 +128,11 @@ class GenerationEndpoint:
             call.client_left = True
         except GatewayError as error:
             await self._refuse(call, error, send)
+        except asyncio.CancelledError:  # by the server, which ends before the answer does
+            call.fail(
+                Draining("This server shut down before the answer was complete."), call.status
+            )
+            raise
 
     async def _answer(
         self, call: Call, principal: Principal, exchange: Exchange, send: Send
@@ -184,7 +195,7 @@ async def _route(
         headers=call.headers_asked_for,
         key_models=principal.rules.models,
     )
-    prompt_tokens = await _count_tokens(services, facts, request)
+    prompt_tokens = await _count_tokens(call, facts, request)
     decision = decide(services.policy, replace(facts, prompt_tokens=prompt_tokens), health)
     if decision.reject is not None:
         raise rejection(decision.reject, request.model)
@@ -192,11 +203,12 @@ async def _route(
     return decision, estimate_tokens(request.prompts) if prompt_tokens is None else prompt_tokens
 
 
-async def _count_tokens(services: Services, facts: Facts, request: GenerationRequest) -> int | None:
+async def _count_tokens(call: Call, facts: Facts, request: GenerationRequest) -> int | None:
     """The exact number of prompt tokens, by the first backend on the way that has a tokenizer."""
-    for name in reachable_backends(services.policy, facts):
-        backend = services.backends[name]
+    for name in reachable_backends(call.services.policy, facts):
+        backend = call.services.backends[name]
         if isinstance(backend, Tokenizing):
+            call.counted_by = name
             return await backend.count_tokens(request.prompts)
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gateway.cli import bench, doctor, fastchat_worker, keys, models, serve, tenants
+from gateway.cli import bench, doctor, fastchat_worker, keys, models, serve, tenants, usage
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +19,7 @@ app.command("bench")(bench.bench)
 app.add_typer(keys.app, name="keys")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(models.app, name="models", help="List and pull models.")
+app.add_typer(usage.app, name="usage", help="What was used and what it costs.")
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from gateway.policy.model import (
     Route,
     Timeouts,
 )
+from gateway.policy.prices import Price
 from gateway.policy.problems import PolicyError, Problem, Span
 from gateway.policy.references import reference_problems
 from gateway.policy.schema import (
@@ -28,12 +29,13 @@ from gateway.policy.schema import (
     MatchEntry,
     PlanEntry,
     PolicyFile,
+    PriceEntry,
     PromptTokens,
     RouteEntry,
     TimeoutEntry,
 )
 from gateway.policy.schema_errors import problems_of
-from gateway.policy.yaml_nodes import read
+from gateway.policy.yaml_nodes import Node, read
 
 __all__ = ["DEFAULT_TIMEOUTS", "PRIORITIES", "PolicyError", "load", "parse"]
 
@@ -78,6 +80,9 @@ def parse(text: str, file_name: str) -> Policy:
         raise PolicyError(file_name, text, [*problems, *problems_of(error, root)]) from None
     if not file.defaults.model and len(file.models) > 1:
         problems.append(_no_default_model(file))
+    priced = [name for name, entry in file.backends.items() if entry.price is not None]
+    if priced and file.currency is None:
+        problems.append(_no_currency(root, priced[0]))
     if problems:
         raise PolicyError(file_name, text, problems)
     policy = _compile(file, digest=hashlib.sha256(text.encode()).hexdigest()[:12])
@@ -101,6 +106,16 @@ def _no_default_model(file: PolicyFile) -> Problem:
     )
 
 
+def _no_currency(root: Node, backend: str) -> Problem:
+    price = root.at(("backends", backend, "price"))
+    return Problem(
+        code="missing-key",
+        message=f"backend '{backend}' has a price, and the policy no currency",
+        span=price.key_span or price.span,
+        write="currency: USD",
+    )
+
+
 def _compile(file: PolicyFile, digest: str) -> Policy:
     """Every reference in `file` is known to lead somewhere."""
     limits = {name: _limit(name, entry) for name, entry in file.limits.items()}
@@ -113,6 +128,7 @@ def _compile(file: PolicyFile, digest: str) -> Policy:
                 engine=entry.engine,
                 model=entry.model,
                 options=dict(entry.__pydantic_extra__),
+                price=_price(entry.price),
             )
             for name, entry in file.backends.items()
         },
@@ -125,7 +141,15 @@ def _compile(file: PolicyFile, digest: str) -> Policy:
         routes=tuple(_route(entry, timeouts) for entry in file.routes),
         header_names=frozenset(name for entry in file.routes for name in entry.match.header or ()),
         estimate_output_tokens=file.defaults.estimate_output,
+        currency=file.currency or "",
     )
+
+
+def _price(entry: PriceEntry | None) -> Price | None:
+    if entry is None:
+        return None
+    cached = entry.input if entry.cached is None else entry.cached
+    return Price(input=entry.input, cached=cached, output=entry.output)
 
 
 def _limit(name: str, entry: LimitEntry) -> Limit:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from backends.base import BackendState
+from gateway.policy.prices import Price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class BackendConfig:
     engine: str  # a name of `backends.registry`
     model: str  # a catalog name, or a path; of "fastchat", what its workers call it
     options: Mapping[str, str | int | float | bool]
+    price: Price | None = None  # None: what it answers is counted, and not charged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,7 @@ class Policy:
     routes: tuple[Route, ...]
     header_names: frozenset[str]  # that routes ask for, in lower case
     estimate_output_tokens: int  # reserved when the client sends no max_tokens
+    currency: str = ""  # of all prices; "" if there may be none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,13 @@ from pydantic import (
 )
 
 from gateway.policy.problems import Refusal
-from gateway.policy.units import parse_count, parse_duration, parse_rate, parse_weight
+from gateway.policy.units import (
+    parse_count,
+    parse_duration,
+    parse_price,
+    parse_rate,
+    parse_weight,
+)
 
 OptionValue = str | int | float | bool
 
@@ -32,6 +38,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization", "x-api-key", "api-key")
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}")
+_CURRENCY = re.compile(r"[A-Z]{3}")  # ISO 4217
 _MODEL_EXAMPLES = {"echo": "", "fastchat": "vicuna-7b-v1.5"}
 _LATER_ENGINES = ("http", "ray")
 
@@ -50,6 +57,12 @@ def _model_name(value: str) -> str:
     if not _MODEL_NAME.fullmatch(value):
         allowed = "letters, digits, . _ : / @ + -"
         raise Refusal("bad-value", f"'{value}' is not a model name; it may hold {allowed}")
+    return value
+
+
+def _currency(value: str) -> str:
+    if not _CURRENCY.fullmatch(value):
+        raise Refusal("bad-value", f"'{value}' is not a currency's code such as USD or EUR")
     return value
 
 
@@ -111,6 +124,8 @@ Names = Annotated[list[str], Field(min_length=1), BeforeValidator(_one_or_many)]
 Count = Annotated[int, PlainValidator(parse_count)]
 Rate = Annotated[tuple[int, int], PlainValidator(parse_rate)]
 Weight = Annotated[float, PlainValidator(parse_weight)]
+PricePerMillion = Annotated[int, PlainValidator(parse_price)]
+Currency = Annotated[str, AfterValidator(_currency)]
 DurationS = Annotated[float, PlainValidator(parse_duration)]
 Endpoint = Literal["chat", "completions", "generate"]
 Engine = Literal["native", "priority_batcher", "static_batch", "fastchat", "echo"]
@@ -122,8 +137,18 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class PriceEntry(Entry):
+    """What a million tokens cost, in the policy's `currency`. Cached ones cost as others, if not
+    said.
+    """
+
+    input: PricePerMillion = Field(examples=["0.15"])
+    cached: PricePerMillion | None = Field(default=None, examples=["0.075"])
+    output: PricePerMillion = Field(examples=["0.60"])
+
+
 class BackendEntry(Entry):
-    """What can answer. Keys beside `engine` and `model` are the engine's own options."""
+    """What can answer. Keys beside `engine`, `model` and `price` are the engine's own options."""
 
     model_config = ConfigDict(extra="allow")
     # the annotation is how pydantic is told the type of the extra keys
@@ -131,6 +156,7 @@ class BackendEntry(Entry):
 
     engine: Annotated[Engine, BeforeValidator(_engine)] = Field(examples=["native"])
     model: str = Field(default="", examples=["smollm2-135m-instruct"])
+    price: PriceEntry | None = Field(default=None, examples=["{input: 0.15, output: 0.60}"])
 
     @model_validator(mode="after")
     def _has_a_model(self) -> Self:
@@ -263,6 +289,7 @@ class PolicyFile(Entry):
     limits: dict[Name, LimitEntry] = {}
     plans: dict[Name, PlanEntry] = Field(min_length=1, examples=['{demo: {models: "*"}}'])
     routes: list[RouteEntry] = Field(min_length=1, examples=["[{name: default, use: smollm2}]"])
+    currency: Currency | None = Field(default=None, examples=["USD"])
     defaults: DefaultsEntry = DefaultsEntry()
     telemetry: TelemetryEntry = TelemetryEntry()
     include: NotYet = None

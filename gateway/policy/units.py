@@ -1,4 +1,4 @@
-"""Counts, rates, durations and weights as people write them: `40k`, `60/min`, `500ms`, `2.5`.
+"""Counts, rates, durations, weights and prices as people write them: `40k`, `60/min`, `500ms`.
 
 A unit is compulsory wherever a number could be read in two ways, and the refusal says what to
 write. Values come typed by YAML: a bare number is an int or float, all else is text.
@@ -11,10 +11,13 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 
+from gateway.policy.prices import MICROS
 from gateway.policy.problems import Refusal, did_you_mean
 
 MAX_COUNT = 10**15  # counters add up many of them in 64 bits
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0  # apart further than this, one plan would starve the other
+
+MAX_PRICE = 1_000_000  # per million tokens: with six decimals, 13 digits, of which a float keeps 15
 
 MULTIPLIERS: Mapping[str, int] = {"": 1, "k": 1_000, "M": 1_000_000}
 WINDOWS_S: Mapping[str, int] = {"s": 1, "min": 60, "h": 3600}
@@ -98,6 +101,24 @@ def parse_weight(value: object) -> float:
         message = f"{value} is not a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
         raise Refusal("bad-value", message, write="1")
     return weight
+
+
+def parse_price(value: object) -> int:
+    """`0.15`, per million tokens, as 150000: in millionths of the currency, exactly.
+
+    Raises:
+        Refusal: bad-value.
+    """
+    price = Decimal(-1)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        price = Decimal(str(value))  # of a float, the digits as they were written
+    if not 0 <= price <= MAX_PRICE:
+        message = f"{value} is not a price per million tokens, from 0 to {MAX_PRICE}"
+        raise Refusal("bad-value", message)
+    micros = price * MICROS
+    if micros != int(micros):
+        raise Refusal("bad-value", f"{value} has more than six decimals")
+    return int(micros)
 
 
 def _split(value: object, wanted: str) -> tuple[str, str]:

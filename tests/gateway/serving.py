@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tracing import Tracing
 from gateway.tenancy.database import Directory
 from gateway.tenancy.leases import Leases
+from gateway.usage.record import UsageRecord
+from gateway.usage.store import Selection, UsageStore
+from gateway.usage.writer import UsageWriter
 
 POLICY = """\
 version: 1
@@ -56,6 +59,7 @@ class Gateway:
 
     services: Services
     store: MemoryStore
+    usage: UsageStore
     spans: InMemorySpanExporter
     key: str
 
@@ -85,6 +89,12 @@ class Gateway:
     async def reserved(self) -> int:
         """What living leases hold, over all counters."""
         return sum(usage.reserved for usage in await self.store.usage())
+
+    async def records(self) -> list[UsageRecord]:
+        """The usage records of all requests that have ended, oldest first."""
+        await self.services.usage.flush()
+        async with aclosing(self.usage.records(Selection())) as records:
+            return [record async for record in records]
 
     async def used(self, dimension: str) -> int:
         """What is counted in the `requests` or `tokens` counter of the only tenant."""
@@ -165,7 +175,13 @@ class Caller:
 
 @asynccontextmanager
 async def gateway_over(
-    home: Path, backends: Mapping[str, Backend], *, policy: str = POLICY, keep_alive_s: float = 60.0
+    home: Path,
+    backends: Mapping[str, Backend],
+    *,
+    policy: str = POLICY,
+    keep_alive_s: float = 60.0,
+    limit_clock: Callable[[], float] = time.time,
+    usage_capacity: int = 1000,
 ) -> AsyncIterator[Gateway]:
     """A gateway with one tenant on the plan `demo`."""
     async with AsyncExitStack() as stack:
@@ -173,7 +189,10 @@ async def gateway_over(
         stack.push_async_callback(directory.aclose)
         await directory.create_tenant("acme", plan="demo")
         key, _ = await directory.create_key("acme", name="test", now_s=time.time())
-        store = MemoryStore(clock=time.time)
+        usage = await UsageStore.open(home)
+        stack.push_async_callback(usage.aclose)
+        writer = await stack.enter_async_context(UsageWriter(usage, capacity=usage_capacity))
+        store = MemoryStore(clock=limit_clock)
         leases = await stack.enter_async_context(Leases(store))
         spans = InMemorySpanExporter()
         provider = TracerProvider()
@@ -187,6 +206,7 @@ async def gateway_over(
             backends=backends,
             directory=directory,
             leases=leases,
+            usage=writer,
             metrics=Metrics(),
             tracing=tracing,
             drain=Drain(1.0),
@@ -196,4 +216,4 @@ async def gateway_over(
             body_timeout_s=5.0,
             keep_alive_s=keep_alive_s,
         )
-        yield Gateway(services=services, store=store, spans=spans, key=key)
+        yield Gateway(services=services, store=store, usage=usage, spans=spans, key=key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ def test_every_setting_survives_the_way_through_an_environment() -> None:
         body_timeout_s=1.5,
         keep_alive_s=2.0,
         drain_timeout_s=3.0,
+        usage_retention=timedelta(days=90),
         log_level="debug",
         log_json=True,
     )
@@ -54,6 +56,9 @@ def test_a_password_in_a_url_is_not_shown_with_the_settings() -> None:
         ("TURNOUT_TRUSTED_PROXIES", "localhost"),
         ("TURNOUT_TRUSTED_PROXIES", "10.0.0.1/8"),
         ("TURNOUT_TRUSTED_PROXIES", "10.0.0.1,"),
+        ("TURNOUT_USAGE_RETENTION", "90"),
+        ("TURNOUT_USAGE_RETENTION", "0d"),
+        ("TURNOUT_USAGE_RETENTION", "3M"),
     ],
 )
 def test_a_value_that_cannot_be_names_its_variable(name: str, value: str) -> None:

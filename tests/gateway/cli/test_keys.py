@@ -129,7 +129,7 @@ def test_other_lifetimes_are_refused_with_examples(text: str) -> None:
         duration_s(text)
 
 
-@pytest.mark.parametrize("group", ["keys", "tenants"])
+@pytest.mark.parametrize("group", ["keys", "tenants", "usage"])
 def test_help_does_not_wait_for_the_database_library(group: str) -> None:
     program = (
         f"import sys, gateway.cli.{group}; "

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gateway.policy.problems import Refusal
-from gateway.policy.units import MAX_COUNT, parse_count, parse_duration, parse_rate, parse_weight
+from gateway.policy.units import (
+    MAX_COUNT,
+    parse_count,
+    parse_duration,
+    parse_price,
+    parse_rate,
+    parse_weight,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +46,29 @@ def test_reads_weights(written: float) -> None:
 
 
 @pytest.mark.parametrize(
+    ("written", "micros"),
+    [(0, 0), (3, 3_000_000), (0.15, 150_000), (0.000001, 1), (999_999.999999, 999_999_999_999)],
+)
+def test_reads_prices_in_millionths(written: float, micros: int) -> None:
+    assert parse_price(written) == micros
+
+
+@given(st.integers(0, 10**12))
+def test_a_price_is_read_as_it_was_written_to_the_last_decimal(micros: int) -> None:
+    written = f"{micros // 10**6}.{micros % 10**6:06}"
+    assert parse_price(float(written)) == micros
+
+
+@pytest.mark.parametrize(
     ("parse", "written", "code", "write"),
     [
+        (parse_price, -0.1, "bad-value", ""),
+        (parse_price, 1_000_001, "bad-value", ""),
+        (parse_price, 0.0000001, "bad-value", ""),
+        (parse_price, "0.15", "bad-value", ""),
+        (parse_price, "free", "bad-value", ""),
+        (parse_price, True, "bad-value", ""),
+        (parse_price, None, "bad-value", ""),
         (parse_count, "40K", "bad-unit", "40k"),
         (parse_count, "40m", "bad-unit", "40M"),
         (parse_count, "40 apples", "bad-unit", ""),

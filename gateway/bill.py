@@ -1,0 +1,65 @@
+"""From a request that is over to its usage record: what was used, of whom, and what it costs.
+
+Pure but for the clocks it is given. The tokens are `Call.tokens_used`, with which the lease was
+settled, so that records and counters add up to the same.
+"""
+
+from __future__ import annotations
+
+from gateway.call import Call
+from gateway.policy.model import Decision
+from gateway.tenancy.tenants import Principal
+from gateway.usage.record import UsageRecord
+
+
+def usage_record(call: Call, principal: Principal) -> UsageRecord:
+    """What a request is billed by. Called once, when its lease has ended."""
+    decision = call.decision or Decision(decision_id="")
+    prompt_tokens, cached_tokens, completion_tokens = (
+        (call.prompt_tokens, call.cached_tokens, call.completion_tokens)
+        if call.tokens_used
+        else (0, 0, 0)  # the prompt was counted, but no backend took it on
+    )
+    return UsageRecord(
+        request_id=call.stamp.request_id,
+        time_s=call.services.wall_clock(),
+        tenant_id=principal.tenant.tenant_id,
+        tenant=principal.tenant.name,
+        key_id=principal.key_id,
+        plan=principal.tenant.plan,
+        model=decision.model,
+        backend=call.backend,
+        route=decision.route,
+        decision_id=decision.decision_id,
+        endpoint=call.endpoint,
+        stream=call.stream,
+        status=call.status,
+        outcome=call.outcome,
+        num_attempts=call.num_attempts,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        cached_tokens=cached_tokens,
+        estimated=bool(call.tokens_used) and _is_estimated(call),
+        currency=call.services.policy.currency,
+        cost_micros=_cost_micros(call) if call.tokens_used else 0,
+        total_s=call.elapsed_s(),
+        first_token_s=call.first_token_s,
+        queue_s=call.queue_s,
+    )
+
+
+def _is_estimated(call: Call) -> bool:
+    """By the backend's own word; of an answer cut short, whether it had counted the prompt."""
+    return call.counted_by != call.backend if call.estimated is None else call.estimated
+
+
+def _cost_micros(call: Call) -> int | None:
+    """By the price of the backend that answered; None if it has none."""
+    price = call.services.policy.backends[call.backend].price
+    if price is None:
+        return None
+    return price.cost_micros(
+        prompt_tokens=call.prompt_tokens,
+        cached_tokens=call.cached_tokens,
+        completion_tokens=call.completion_tokens,
+    )
