@@ -108,7 +108,8 @@ def test_logprobs_are_asked_for_only_where_they_are_needed(
     route: TgiRoute, parameters: dict[str, object], asks: bool
 ) -> None:
     """So that a backend that has none can give a plain text."""
-    sampling = exchange(route, **parameters).request.sampling
+    document = body(inputs="Hello", parameters=parameters)
+    sampling = Tgi(route).parse(document, STAMP).request.sampling
     assert sampling.logprobs is asks
     assert sampling.top_logprobs == 0
 
