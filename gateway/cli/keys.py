@@ -19,6 +19,8 @@ app = typer.Typer(no_args_is_help=True, help="Issue, rotate, list and revoke API
 
 _UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 
+OVERLAP_S = 48 * 3600  # unless another is asked for: a weekend for those who deploy by hand
+
 KeyId = Annotated[str, typer.Argument(help="The key's id, from 'keys list'.")]
 
 
@@ -71,11 +73,11 @@ def create(
 def rotate(
     key_id: KeyId,
     overlap: Annotated[
-        int,
+        int | None,
         typer.Option(
-            parser=duration_s, metavar="DURATION", help="How long the old key stays good."
+            parser=duration_s, metavar="DURATION", help="How long the old key stays good: 48h."
         ),
-    ] = 48 * 3600,
+    ] = None,
     expires: Lifetime = None,
     as_json: AsJson = False,
 ) -> None:
@@ -85,7 +87,7 @@ def rotate(
     async def work(directory: Directory) -> tuple[str, KeyRecord, KeyRecord, str]:
         secret, successor = await directory.rotate_key(
             key_id,
-            overlap_s=overlap,
+            overlap_s=OVERLAP_S if overlap is None else overlap,
             now_s=now_s,
             expires_s=None if expires is None else now_s + expires,
         )

@@ -145,6 +145,32 @@ def test_a_placeholder_does_not_open_the_default_model_to_every_plan() -> None:
     assert decision.reject.reason is RejectReason.MODEL_NOT_ALLOWED
 
 
+@pytest.mark.parametrize(
+    ("key_models", "allows"),
+    [
+        (("*",), True),
+        (("chat",), True),
+        (("team/*", "ch*t"), True),
+        (("team/*",), False),
+        (("gpt-4o-mini",), False),  # the alias it was asked for by
+        (("chatter", "cha", "hat"), False),
+        ((), False),
+    ],
+)
+def test_judges_a_key_by_the_model_behind_the_name(
+    key_models: tuple[str, ...], allows: bool
+) -> None:
+    """Case Q-MODEL-BYPASS: patterns are anchored, and an empty list allows nothing."""
+    asked = replace(facts(model="gpt-4o-mini"), key_models=key_models)
+    decision = decide(policy(), asked, ALL_READY)
+    assert (decision.reject is None) is allows
+    assert bool(reachable_backends(policy(), asked)) is allows
+    assert ("chat" in allowed_models(policy(), "pro", key_models)) is allows
+    if decision.reject is not None:
+        assert decision.reject.reason is RejectReason.MODEL_NOT_ALLOWED
+        assert decision.reject.message.startswith("the key does not allow model 'chat'")
+
+
 def test_refuses_an_unknown_plan() -> None:
     assert reject_reason(facts(plan="gold")) is RejectReason.UNKNOWN_PLAN
 
