@@ -87,6 +87,7 @@ async def open_services(
         tracing = Tracing(open_provider(os.environ))
         stack.callback(tracing.close)
         usage = await stack.enter_async_context(open_usage(settings))
+        metrics.usage_unwritten.set_function(lambda: usage.num_unwritten)
         store = await SqliteStore.open(settings.home / "limits.db", clock=time.monotonic)
         stack.push_async_callback(store.aclose)
         leases = await stack.enter_async_context(Leases(store))

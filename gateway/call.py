@@ -133,7 +133,9 @@ class Call:
     @property
     def outcome(self) -> str:
         """How it ended, in one word of a closed set."""
-        if self.client_left:
+        was_streamed = self.stream and self.estimated is not None
+        # who leaves on an error or on the last event of a stream has seen it
+        if self.client_left and self.error is None and not was_streamed:
             return tracing.CLIENT_DISCONNECT
         if self.error is None:
             return "complete"
@@ -193,7 +195,7 @@ class Call:
             span.set_attribute(tracing.DECISION, self.decision.decision_id)
         if self.first_token_s is not None:
             span.set_attribute(tracing.TIME_TO_FIRST_CHUNK, self.first_token_s)
-        if self.client_left:
+        if self.outcome == tracing.CLIENT_DISCONNECT:
             tracing.fail(span, tracing.CLIENT_DISCONNECT, ours=False)
         elif self.error is not None:
             tracing.fail(span, type(self.error).__name__, ours=isinstance(self.error, ServerError))

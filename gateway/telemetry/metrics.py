@@ -69,6 +69,9 @@ class Metrics:
         )
         self.attempts = counter("turnout_attempts", "Attempts on backends.", "backend", "outcome")
         self.in_flight = gauge("turnout_inflight_requests", "Requests being served.")
+        self.usage_unwritten = gauge(
+            "turnout_usage_unwritten_records", "Usage records that are not in the database yet."
+        )
         self.policy_info = gauge("turnout_policy_info", "The loaded policy.", "hash")
         self.backend_state = gauge(
             "turnout_backend_state", "0 ready, 1 down, 2 starting.", "backend"

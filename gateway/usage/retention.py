@@ -13,7 +13,7 @@ from typing import Protocol
 logger = logging.getLogger(__name__)
 
 BATCH_RECORDS = 1000
-"""In one transaction, which holds the database for about 10 ms."""
+"""In one transaction, which holds the database for 5 ms."""
 
 PAUSE_S = 0.1
 """Between two of them, for others to write."""

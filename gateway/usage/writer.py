@@ -38,7 +38,7 @@ BATCH_RECORDS = 200
 """In one transaction, which holds the database for 4 ms."""
 
 CAPACITY = 20_000
-"""Places, for running requests and unwritten records; about 20 MB, and 20 s at 1,000 requests/s."""
+"""Places, for running requests and unwritten records; about 10 MB, and 20 s at 1,000 requests/s."""
 
 RETRY_S = 1.0
 """Until the next try, when the store has failed."""
