@@ -64,6 +64,7 @@ class Call:
     headers_asked_for: Mapping[str, str]
     arrived_s: float
     principal: Principal | None = None
+    is_on_record: bool = False  # whether it has a place among the usage records
     stream: bool = False
     decision: Decision | None = None
     backend: str = ""

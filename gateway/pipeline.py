@@ -60,6 +60,8 @@ looks at its clock between two steps, and then still has to tell us. A step of S
 0.6 s at most with 32 sequences, and 4 s at the end of a prompt of 6,000 tokens, on two busy cores.
 """
 
+CUT_OFF = "This server shut down before the answer was complete."
+
 Events = AsyncGenerator[Event, None]
 
 
@@ -94,7 +96,7 @@ class GenerationEndpoint:
         finally:
             services.drain.num_active -= 1
             try:
-                if call.principal is not None:
+                if call.principal is not None and call.is_on_record:
                     services.usage.end(usage_record(call, call.principal))
                 call.record()
             except Exception:  # bookkeeping's door: the answer is out, and was right
@@ -107,9 +109,9 @@ class GenerationEndpoint:
         try:
             if services.drain.is_draining:
                 raise Draining("This server is shutting down; send the request again.")
-            principal = await authenticate(services, scope, KeyScope.INFERENCE)
+            call.principal = principal = await authenticate(services, scope, KeyScope.INFERENCE)
             services.usage.begin()
-            call.principal = principal
+            call.is_on_record = True
             check_media_type(headers)
             body = await read_body(
                 headers,
@@ -128,10 +130,9 @@ class GenerationEndpoint:
             call.client_left = True
         except GatewayError as error:
             await self._refuse(call, error, send)
-        except asyncio.CancelledError:  # by the server, which ends before the answer does
-            call.fail(
-                Draining("This server shut down before the answer was complete."), call.status
-            )
+        except asyncio.CancelledError:  # by the server, which does not wait any more
+            if not send.is_complete:
+                call.fail(Draining(CUT_OFF), call.status)
             raise
 
     async def _answer(
@@ -354,7 +355,7 @@ def _timeout_error(
     services: Services, name: str, limit_s: float, *, has_begun: bool
 ) -> BackendError | GatewayError:
     if services.drain.is_draining:
-        return Draining("This server shut down before the answer was complete.")
+        return Draining(CUT_OFF)
     if has_begun:
         return UpstreamTimeout(f"backend {name} sent nothing more in time")
     return BackendTimeout(f"backend {name} sent no first token within {limit_s:g} s")

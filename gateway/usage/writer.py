@@ -25,7 +25,6 @@ from typing import Protocol, Self
 
 from gateway.errors import Overloaded
 from gateway.usage.record import UsageRecord
-from gateway.usage.schema import UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class Sink(Protocol):
     """Where batches go."""
 
     async def append(self, records: Sequence[UsageRecord]) -> None:
-        """Raises: UsageError: it may be tried again."""
+        """Whatever it raises: the same batch may be sent again."""
         ...
 
 
@@ -124,7 +123,7 @@ class UsageWriter:
         """Write all that is there.
 
         Raises:
-            UsageError: the store failed; what it did not take is kept.
+            Exception: what the store raised; what it did not take is kept.
         """
         async with self._lock:
             while self._records:
@@ -153,7 +152,7 @@ class UsageWriter:
             try:
                 await self.flush()
                 break
-            except UsageError:
+            except Exception:  # the last door: what is left goes to the log
                 logger.exception("cannot write usage records, try %d of the last", number + 1)
                 await self._sleep(self._interval_s)
         for record in self._records:

@@ -140,6 +140,22 @@ async def test_without_a_good_key_nobody_could_be_billed(tmp_path: Path) -> None
         assert await gateway.records() == []
 
 
+def kept_in(home: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in home.glob("usage.db*"))
+
+
+async def test_neither_the_key_nor_what_was_said_is_kept(tmp_path: Path) -> None:
+    """Q-KEY-IN-LOGS: in no file of the database."""
+    async with gateway_over(tmp_path, pair()) as gateway:
+        await gateway.call(CHAT, chat("canary", model="nightingale"))
+        await gateway.call(CHAT, chat("canary"))
+        assert len(await gateway.records()) == 2
+        kept = kept_in(tmp_path)
+        assert b"acme" in kept
+        for secret in (gateway.key, "canary", "nightingale"):
+            assert secret.encode() not in kept
+
+
 async def test_an_answer_that_the_drain_ends_says_so(tmp_path: Path) -> None:
     async with gateway_over(tmp_path, pair(token_delay_s=0.02)) as gateway:
         caller = gateway.caller(CHAT, chat("word" + " word" * 399, stream=True))
