@@ -24,6 +24,7 @@ NAMED = re.compile(
         "docs/models.md",
         "docs/fastchat.md",
         "docs/priority_batcher.md",
+        "docs/tenants.md",
     ],
 )
 def test_every_file_that_a_document_names_exists(document: str) -> None:
