@@ -24,7 +24,8 @@ from gateway.tenancy.tenants import Principal, Tenant
 logger = logging.getLogger(__name__)
 
 CACHE_TTL_S = 1.0
-"""How late a revocation may be seen. A look-up takes 660 us, a cached one 8 us."""
+"""How late a revocation may be seen. A look-up takes 0.5 ms in a file, 1.5 ms on a server over a
+socket; a cached one 5 us."""
 
 CACHE_ENTRIES = 4096
 """Keys in use at the same second that cost no look-up; about 2 MB."""

@@ -25,10 +25,10 @@ from gateway.tenancy.schema import DirectoryError
 SQLITE = "sqlite"
 
 BUSY_TIMEOUT_S = 5.0
-"""For a lock on the file, or a connection to the server. A write takes milliseconds."""
+"""For a lock on the file, a connection to the server, an answer. A write takes milliseconds."""
 
 MIGRATION_TIMEOUT_S = 60.0
-"""How long to wait for another process that migrates. A million keys take SQLite 2 s."""
+"""How long to wait for another process that migrates. A million keys took a file 0.4 s."""
 
 _LOCK_ID = 0x7475726E6F7574  # "turnout": any number that nobody else takes
 
@@ -67,22 +67,25 @@ def storage_of(
     return Storage(url=url, pepper=pepper_file or home / "pepper")
 
 
-def open_engine(storage: Storage, *, pool: type[sa.Pool] | None = None) -> AsyncEngine:
+def open_engine(storage: Storage) -> AsyncEngine:
     """Connections to a database that was prepared.
 
     Raises:
         DirectoryError: the driver is not installed.
     """
-    options: dict[str, Any] = {} if pool is None else {"poolclass": pool}
     if storage.is_file:
-        arguments: dict[str, Any] = {"timeout": BUSY_TIMEOUT_S}
-    else:
-        arguments = {"timeout": BUSY_TIMEOUT_S, "command_timeout": MIGRATION_TIMEOUT_S}
-        options["pool_pre_ping"] = pool is None  # a restarted server costs no request
+        return _engine(storage.url, {"timeout": BUSY_TIMEOUT_S}, pool_timeout=BUSY_TIMEOUT_S)
+    return _engine(
+        storage.url,
+        {"timeout": BUSY_TIMEOUT_S, "command_timeout": BUSY_TIMEOUT_S},
+        pool_timeout=BUSY_TIMEOUT_S,
+        pool_pre_ping=True,  # a server that was restarted costs no request
+    )
+
+
+def _engine(url: sa.URL, arguments: dict[str, float], **options: Any) -> AsyncEngine:
     try:
-        return create_async_engine(
-            storage.url, connect_args=arguments, hide_parameters=True, **options
-        )
+        return create_async_engine(url, connect_args=arguments, hide_parameters=True, **options)
     except ModuleNotFoundError:
         raise DirectoryError(
             "PostgreSQL needs asyncpg, which is not installed; pip install 'turnout[postgres]'"
@@ -137,7 +140,8 @@ def _use_wal(draft: Path) -> None:
 
 
 async def _on_server(storage: Storage, work: Callable[[sa.Connection], bytes]) -> bytes:
-    engine = open_engine(storage, pool=NullPool)
+    timeouts = {"timeout": BUSY_TIMEOUT_S, "command_timeout": MIGRATION_TIMEOUT_S}
+    engine = _engine(storage.url, timeouts, poolclass=NullPool)
     try:
         async with engine.begin() as connection:
             await connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_ID)))

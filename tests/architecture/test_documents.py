@@ -24,6 +24,7 @@ NAMED = re.compile(
         "docs/models.md",
         "docs/fastchat.md",
         "docs/priority_batcher.md",
+        "docs/tenants.md",
         "docs/usage.md",
     ],
 )

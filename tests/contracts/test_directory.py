@@ -305,6 +305,18 @@ async def test_a_use_that_cannot_be_stored_refuses_nobody(
     assert "cannot write when 1 keys were used" in caplog.text
 
 
+async def test_connections_that_the_server_closed_cost_no_request(
+    directory: Directory, secret: str, place: Place
+) -> None:
+    await directory.authenticate(secret, now_s=NOW_S)
+    if place.password_file is not None:  # a file has nobody who closes
+        await place.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    await directory.authenticate(secret, now_s=NOW_S + CACHE_TTL_S)
+
+
 async def test_several_may_open_a_new_directory_at_once(place: Place) -> None:
     async def work(name: str) -> str:
         async with place.opened() as directory:

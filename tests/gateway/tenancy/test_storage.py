@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,14 @@ async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(DirectoryError, match="cannot open PostgreSQL database 'd' on ") as caught:
         await Directory.open(tmp_path, database=url)
     assert CANARY not in str(caught.value)
+
+
+async def test_a_driver_that_is_not_installed_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    with pytest.raises(DirectoryError, match=r"pip install 'turnout\[postgres\]'"):
+        await Directory.open(tmp_path, database="postgresql://u@h/d")
 
 
 async def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
