@@ -27,8 +27,8 @@ FORCED_AFTER_S = 5
 """After the drain timeout: for error events to go out and leases to be settled."""
 
 IDLE_CONNECTION_S = 75
-"""Longer than clients keep one that is idle (httpx and openai 5 s, load balancers up to 60): were it
-shorter, or as long, a request could meet the close half-way and see its connection reset."""
+"""Longer than clients keep one that is idle (httpx and openai 5 s, load balancers up to 60): were
+it shorter, or as long, a request could meet the close half-way and see its connection reset."""
 
 
 class CleanServer(uvicorn.Server):
