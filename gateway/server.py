@@ -19,12 +19,16 @@ from types import FrameType
 import uvicorn
 
 from gateway.app import build_app
-from gateway.config import load_settings
+from gateway.config import Settings, load_settings
 from gateway.drain import Drain
 from gateway.telemetry import logs
 
 FORCED_AFTER_S = 5
 """After the drain timeout: for error events to go out and leases to be settled."""
+
+IDLE_CONNECTION_S = 75
+"""Longer than clients keep one that is idle (httpx and openai 5 s, load balancers up to 60): were
+it shorter, or as long, a request could meet the close half-way and see its connection reset."""
 
 
 class CleanServer(uvicorn.Server):
@@ -70,6 +74,13 @@ def main() -> None:
     arguments = parser.parse_args()
     settings = load_settings()
     logs.configure(settings.log_level, as_json=settings.log_json)
+    server = make_server(settings)
+    with socket.socket(fileno=arguments.fd) as listening:
+        server.run(sockets=[listening])
+
+
+def make_server(settings: Settings) -> DrainingServer:
+    """The server of the gateway process, not running yet."""
     drain = Drain(settings.drain_timeout_s)
     config = uvicorn.Config(
         build_app(settings, drain),
@@ -77,10 +88,10 @@ def main() -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,  # or it believes every process of this host: gateway/networks.py
+        timeout_keep_alive=IDLE_CONNECTION_S,
         timeout_graceful_shutdown=FORCED_AFTER_S,
     )
-    with socket.socket(fileno=arguments.fd) as listening:
-        DrainingServer(config, drain).run(sockets=[listening])
+    return DrainingServer(config, drain)
 
 
 if __name__ == "__main__":
