@@ -134,18 +134,14 @@ class Directory:
             DirectoryError: there is no such tenant, or it is not disabled.
         """
         tenant = await self.tenant(name)
-        is_it = schema.tenants.c.tenant_id == tenant.tenant_id
-        async with self._engine.begin() as connection:
-            keys_of_it = schema.keys.c.tenant_id == tenant.tenant_id
-            await connection.execute(schema.keys.delete().where(keys_of_it))
-            statement = schema.tenants.delete().where(
-                is_it, schema.tenants.c.disabled_s.is_not(None)
+        if tenant.disabled_s is None:
+            raise DirectoryError(
+                f"tenant {name!r} is in use; disable it first with 'turnout tenants disable {name}'"
             )
-            if (await connection.execute(statement)).rowcount == 0:
-                raise DirectoryError(  # which takes the keys' removal back
-                    f"tenant {name!r} is in use; disable it first with "
-                    f"'turnout tenants disable {name}'"
-                )
+        async with self._engine.begin() as connection:
+            for table in (schema.keys, schema.tenants):  # in this order: keys refer to tenants
+                is_its = table.c.tenant_id == tenant.tenant_id
+                await connection.execute(table.delete().where(is_its))
         self._check.forget()
         return tenant
 
