@@ -8,11 +8,43 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 PREFIX = "TURNOUT_"
+
+STORES = ("sqlite", "memory")
+STORE_URL_SCHEMES = ("redis", "rediss", "unix")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where limits are counted: one of `STORES`, or the URL of a Redis or Valkey server.
+
+    The URL may hold a password: nothing shows it but `text`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+
+    text: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.text not in STORES and not self.is_url:
+            raise ValueError("must be sqlite, memory, redis://host:port/db, rediss://… or unix://…")
+
+    def __str__(self) -> str:
+        return f"{self._scheme} server" if self.is_url else self.text
+
+    @property
+    def is_url(self) -> bool:
+        """Whether a server is meant."""
+        return self._scheme in STORE_URL_SCHEMES
+
+    @property
+    def _scheme(self) -> str:
+        return self.text.partition("://")[0] if "://" in self.text else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,12 +62,13 @@ class Settings:
     drain_timeout_s: float = 30.0  # for running requests, after SIGTERM
     log_level: str = "info"
     log_json: bool = False
+    store: StoreAddress = StoreAddress("sqlite")  # where limits are counted
+    store_password_file: Path | None = None  # instead of a password in the URL
 
     def to_environment(self) -> dict[str, str]:
         """The same settings for a child process."""
-        return {
-            PREFIX + field.name.upper(): str(getattr(self, field.name)) for field in fields(self)
-        }
+        values = {PREFIX + one.name.upper(): getattr(self, one.name) for one in fields(self)}
+        return {name: _write(value) for name, value in values.items() if value is not None}
 
 
 class ConfigError(Exception):
@@ -49,10 +82,10 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
         ConfigError: a variable does not hold what it should.
     """
     values: dict[str, Any] = {}
-    for field in fields(Settings):
-        name = PREFIX + field.name.upper()
+    for one in fields(Settings):
+        name = PREFIX + one.name.upper()
         if text := environ.get(name, ""):
-            values[field.name] = _read(name, text, _CONVERTERS[str(field.type)])
+            values[one.name] = _read(name, text, _CONVERTERS[str(one.type)])
     return Settings(**values)
 
 
@@ -65,7 +98,12 @@ def _read(name: str, text: str, convert: Callable[[str], object]) -> object:
     try:
         return convert(text)
     except ValueError as error:
-        raise ConfigError(f"{name}={text!r}: {error}") from None
+        shown = "" if convert is StoreAddress else f"={text!r}"  # which may hold a password
+        raise ConfigError(f"{name}{shown}: {error}") from None
+
+
+def _write(value: object) -> str:
+    return value.text if isinstance(value, StoreAddress) else str(value)
 
 
 def _whole(text: str) -> int:
@@ -90,6 +128,8 @@ def _flag(text: str) -> bool:
 
 _CONVERTERS: Mapping[str, Callable[[str], object]] = {
     "Path": Path,
+    "Path | None": Path,
+    "StoreAddress": StoreAddress,
     "str": str,
     "int": _whole,
     "float": _seconds,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import typer
 
 from gateway.cli import bench, doctor, fastchat_worker, keys, models, serve, tenants
+from gateway.config import ConfigError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,4 +27,8 @@ app.add_typer(models.app, name="models", help="List and pull models.")
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        app()
+    except ConfigError as error:
+        typer.echo(f"turnout: {error}", err=True)
+        sys.exit(os.EX_CONFIG)

@@ -94,6 +94,9 @@ class MemoryStore:
         every = (window for windows in self._counters.values() for window in windows.values())
         return summarise(every, now_us)
 
+    async def check(self) -> None:
+        """It always answers."""
+
     async def aclose(self) -> None:
         """Nothing to close."""
 

@@ -22,6 +22,7 @@ from tests.contracts.stores import (
     slots,
     tokens,
 )
+from tests.valkey import ValkeyServer
 
 
 @pytest.fixture
@@ -30,8 +31,10 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture(params=KINDS)
-async def store(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[LimitStore]:
-    async with opened(request.param, clock) as store:
+async def store(
+    request: pytest.FixtureRequest, clock: FakeClock, valkey: ValkeyServer
+) -> AsyncIterator[LimitStore]:
+    async with opened(request.param, clock, valkey) as store:
         yield store
 
 
@@ -255,11 +258,11 @@ async def test_a_lease_does_not_expire_when_the_clock_steps_back(
     cost=st.integers(1, 50),
 )
 def test_waiting_as_long_as_told_makes_the_claim_fit_and_a_moment_less_does_not(
-    kind: str, amount: int, costs: list[tuple[int, int]], cost: int
+    valkey: ValkeyServer, kind: str, amount: int, costs: list[tuple[int, int]], cost: int
 ) -> None:
     async def scenario() -> None:
         clock = FakeClock(MINUTE_START_S)
-        async with opened(kind, clock) as store:
+        async with opened(kind, clock, valkey) as store:
             for i, (earlier, gap_ms) in enumerate(costs):
                 await store.reserve(f"lease-{i}", (tokens(amount, earlier),), 1e6)
                 clock.advance(gap_ms / 1000)

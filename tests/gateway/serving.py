@@ -23,6 +23,7 @@ from gateway.app import assemble
 from gateway.call import Services
 from gateway.drain import Drain
 from gateway.policy.load import parse
+from gateway.stores.base import LimitStore
 from gateway.stores.memory import MemoryStore
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tracing import Tracing
@@ -55,7 +56,7 @@ class Gateway:
     """An assembled gateway and what a test looks into."""
 
     services: Services
-    store: MemoryStore
+    store: LimitStore
     spans: InMemorySpanExporter
     key: str
 
@@ -165,7 +166,12 @@ class Caller:
 
 @asynccontextmanager
 async def gateway_over(
-    home: Path, backends: Mapping[str, Backend], *, policy: str = POLICY, keep_alive_s: float = 60.0
+    home: Path,
+    backends: Mapping[str, Backend],
+    *,
+    policy: str = POLICY,
+    keep_alive_s: float = 60.0,
+    store: LimitStore | None = None,
 ) -> AsyncIterator[Gateway]:
     """A gateway with one tenant on the plan `demo`."""
     async with AsyncExitStack() as stack:
@@ -173,7 +179,8 @@ async def gateway_over(
         stack.push_async_callback(directory.aclose)
         await directory.create_tenant("acme", plan="demo")
         key, _ = await directory.create_key("acme", name="test", now_s=time.time())
-        store = MemoryStore(clock=time.time)
+        store = store or MemoryStore(clock=time.time)
+        stack.push_async_callback(store.aclose)
         leases = await stack.enter_async_context(Leases(store))
         spans = InMemorySpanExporter()
         provider = TracerProvider()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import ConfigError, Settings, data_dir, load_settings
+from gateway.config import ConfigError, Settings, StoreAddress, data_dir, load_settings
 
 
 def test_without_variables_everything_is_at_its_default() -> None:
@@ -27,6 +27,8 @@ def test_every_setting_survives_the_way_through_an_environment() -> None:
         drain_timeout_s=3.0,
         log_level="debug",
         log_json=True,
+        store=StoreAddress("redis://:secret@host:6379/0"),
+        store_password_file=Path("/run/secrets/store"),
     )
     assert load_settings(settings.to_environment()) == settings
 
@@ -39,6 +41,7 @@ def test_every_setting_survives_the_way_through_an_environment() -> None:
         ("TURNOUT_DRAIN_TIMEOUT_S", "0"),
         ("TURNOUT_DRAIN_TIMEOUT_S", "inf"),
         ("TURNOUT_LOG_JSON", "perhaps"),
+        ("TURNOUT_STORE", "postgres"),
     ],
 )
 def test_a_value_that_cannot_be_names_its_variable(name: str, value: str) -> None:
@@ -48,3 +51,12 @@ def test_a_value_that_cannot_be_names_its_variable(name: str, value: str) -> Non
 
 def test_the_home_directory_can_be_asked_for_alone() -> None:
     assert data_dir({"TURNOUT_HOME": "/srv"}) == Path("/srv")
+
+
+def test_a_stores_address_shows_no_password() -> None:
+    """Case Q-KEY-IN-LOGS: neither when settings are printed nor when the address is wrong."""
+    address = StoreAddress("redis://:CANARY@host:6379/0")
+    assert "CANARY" not in f"{address} {address!r} {Settings(store=address)}"
+    with pytest.raises(ConfigError, match="TURNOUT_STORE: must be") as refused:
+        load_settings({"TURNOUT_STORE": "http://:CANARY@host"})
+    assert "CANARY" not in str(refused.value)
