@@ -7,10 +7,10 @@ something. Then, of redis: 64 requests at once, and a step that reaps as many le
     python -m benchmarks.bench_ledger --requests 5000
 
 On 2 shared, busy cores, p50 and p99: memory 58 and 120 us, sqlite 420 to 450 and 4500 to 5300,
-redis 620 to 640 and 1700 to 5000, with 2.00 round trips a request. Of sqlite's, 180 to 240 are spent in
-its thread (its 22 statements take 130, of which two commits 53) and 30 to 40 on each of the two
-hops to it; the rest is two threads on a busy machine. 64 at once on redis: p50 24 ms. To reap 100
-leases in one step: 2 to 4 ms of the server's time.
+redis 620 to 640 and 1700 to 5000, with 2.00 round trips a request. Of sqlite's, 180 to 240 are
+spent in its thread (its 22 statements take 130, of which two commits 53) and 30 to 40 on each of
+the two hops to it; the rest is two threads on a busy machine. 64 at once on redis: p50 24 ms. To
+reap 100 leases in one step: 2 to 4 ms of the server's time.
 """
 
 from __future__ import annotations

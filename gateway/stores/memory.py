@@ -120,9 +120,12 @@ class MemoryStore:
         return True
 
     def _end(self, held: Held, *, charge: int) -> None:
-        window = self._counters[held.counter][held.window]
-        window.reserved -= held.cost
-        window.used += charge
+        window = self._counters[held.counter].get(held.window)
+        if (
+            window is not None
+        ):  # else it was dropped: nothing was reserved in it, and it is long past
+            window.reserved -= held.cost
+            window.used += charge
 
     def _counts(self, held: Held) -> Counts:
         """What stands against one claim; windows that count no more are dropped on the way."""

@@ -173,6 +173,16 @@ async def test_a_correction_to_a_window_long_gone_changes_nothing_now(
     assert await store.usage() == (Usage(counter=tokens(100, 5).counter, used=5, reserved=0),)
 
 
+async def test_a_lease_that_reserved_nothing_ends_after_its_window_is_gone(
+    store: LimitStore, clock: FakeClock
+) -> None:
+    await granted(store, "a", tokens(100, 0))
+    clock.advance(300.0)
+    await granted(store, "b", tokens(100, 0))
+    assert await store.settle("a", tokens=20)
+    assert await store.usage() == ()
+
+
 async def test_the_last_window_fades_as_the_next_one_passes(
     store: LimitStore, clock: FakeClock
 ) -> None:
