@@ -121,11 +121,10 @@ class MemoryStore:
 
     def _end(self, held: Held, *, charge: int) -> None:
         window = self._counters[held.counter].get(held.window)
-        if (
-            window is not None
-        ):  # else it was dropped: nothing was reserved in it, and it is long past
-            window.reserved -= held.cost
-            window.used += charge
+        if window is None:
+            return  # dropped: nothing was reserved in it, and it counts no more
+        window.reserved -= held.cost
+        window.used += charge
 
     def _counts(self, held: Held) -> Counts:
         """What stands against one claim; windows that count no more are dropped on the way."""

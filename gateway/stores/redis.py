@@ -99,13 +99,7 @@ class RedisStore:
             if "password" in options:
                 raise StoreError("the limit store has a password in its URL and one beside it")
             options["password"] = password
-        pool = BlockingConnectionPool(
-            max_connections=MAX_CONNECTIONS,
-            timeout=WAIT_S,
-            retry=Retry(NoBackoff(), 0),
-            decode_responses=True,
-            **options,
-        )
+        pool = BlockingConnectionPool(**options)
         try:
             # This does not connect: it takes the options, or does not know one.
             pool.make_connection()  # type: ignore[no-untyped-call]
@@ -191,7 +185,7 @@ class RedisStore:
 
 
 def _options(url: str) -> dict[str, Any]:
-    """What redis-py needs to connect.
+    """What redis-py's pool needs: our defaults, what the URL says, and what it may not say.
 
     Raises:
         StoreError: without a word of the URL, which may hold a password.
@@ -205,8 +199,14 @@ def _options(url: str) -> dict[str, Any]:
             "the URL of the limit store cannot be read; write redis://host:port/db with a number "
             "for db, and special characters of a password as %XX"
         ) from None
-    defaults = {"socket_timeout": TIMEOUT_S, "socket_connect_timeout": TIMEOUT_S, "protocol": 2}
-    return {**defaults, **options}
+    defaults = {
+        "socket_timeout": TIMEOUT_S,
+        "socket_connect_timeout": TIMEOUT_S,
+        "max_connections": MAX_CONNECTIONS,
+        "timeout": WAIT_S,
+        "protocol": 2,
+    }
+    return {**defaults, **options, "retry": Retry(NoBackoff(), 0), "decode_responses": True}
 
 
 def _arguments(claims: tuple[Claim, ...]) -> Iterator[int | str]:

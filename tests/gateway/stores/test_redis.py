@@ -312,6 +312,12 @@ def test_a_url_that_cannot_be_read_is_refused_without_being_shown(url: str) -> N
     assert CANARY not in str(refused.value)
 
 
+async def test_a_url_may_set_options_of_the_client(valkey: ValkeyServer) -> None:
+    store = RedisStore.open(f"{valkey.url}&max_connections=2&timeout=3&retry_on_timeout=no")
+    await asyncio.gather(*(store.check() for _ in range(8)))
+    await store.aclose()
+
+
 def test_two_passwords_are_one_too_many() -> None:
     with pytest.raises(StoreError, match="in its URL and one beside it"):
         RedisStore.open("redis://:one@127.0.0.1/0", password="two")
