@@ -32,7 +32,7 @@ from gateway.middleware import RequestId, TidyPath
 from gateway.policy.load import load
 from gateway.policy.model import BackendConfig, Policy
 from gateway.routes import build_routes
-from gateway.stores.sqlite import SqliteStore
+from gateway.stores.opening import open_store
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tgi_metrics import TGI_ENGINE
 from gateway.telemetry.tracing import Tracing, open_provider
@@ -88,7 +88,7 @@ async def open_services(
         stack.callback(tracing.close)
         usage = await stack.enter_async_context(open_usage(settings))
         metrics.usage_unwritten.set_function(lambda: usage.num_unwritten)
-        store = await SqliteStore.open(settings.home / "limits.db", clock=time.monotonic)
+        store = await open_store(settings)
         stack.push_async_callback(store.aclose)
         leases = await stack.enter_async_context(Leases(store))
         directory = await open_directory(settings)

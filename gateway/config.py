@@ -17,6 +17,38 @@ from gateway.networks import Network, parse_network
 
 PREFIX = "TURNOUT_"
 
+STORES = ("sqlite", "memory")
+STORE_URL_SCHEMES = ("redis", "rediss", "unix")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where limits are counted: one of `STORES`, or the URL of a Redis or Valkey server.
+
+    The URL may hold a password: nothing shows it but `text`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+
+    text: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.text not in STORES and not self.is_url:
+            raise ValueError("must be sqlite, memory, redis://host:port/db, rediss://… or unix://…")
+
+    def __str__(self) -> str:
+        return f"{self._scheme} server" if self.is_url else self.text
+
+    @property
+    def is_url(self) -> bool:
+        """Whether a server is meant."""
+        return self._scheme in STORE_URL_SCHEMES
+
+    @property
+    def _scheme(self) -> str:
+        return self.text.partition("://")[0] if "://" in self.text else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
@@ -38,6 +70,8 @@ class Settings:
     usage_retention: timedelta | None = None  # None keeps usage records for ever
     log_level: str = "info"
     log_json: bool = False
+    store: StoreAddress = StoreAddress("sqlite")  # where limits are counted
+    store_password_file: Path | None = None  # instead of a password in the URL
 
     def to_environment(self) -> dict[str, str]:
         """The same settings for a child process."""
@@ -71,10 +105,13 @@ def _read(name: str, text: str, convert: Callable[[str], object]) -> object:
     try:
         return convert(text)
     except ValueError as error:
-        raise ConfigError(f"{name}={text!r}: {error}") from None
+        shown = "" if convert is StoreAddress else f"={text!r}"  # which may hold a password
+        raise ConfigError(f"{name}{shown}: {error}") from None
 
 
-def _write(value: str | float | Path | timedelta | tuple[Network, ...] | None) -> str:
+def _write(
+    value: str | float | Path | timedelta | StoreAddress | tuple[Network, ...] | None,
+) -> str:
     """As `_read` takes it."""
     match value:
         case None:
@@ -83,6 +120,8 @@ def _write(value: str | float | Path | timedelta | tuple[Network, ...] | None) -
             return ",".join(map(str, value))
         case timedelta():
             return f"{value.days}d"
+        case StoreAddress():
+            return value.text
         case _:
             return str(value)
 
@@ -127,6 +166,7 @@ _CONVERTERS: Mapping[str, Callable[[str], object]] = {
     "Path | None": Path,
     "tuple[Network, ...]": _networks,
     "timedelta | None": _days,
+    "StoreAddress": StoreAddress,
     "str": str,
     "int": _whole,
     "float": _seconds,

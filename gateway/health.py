@@ -1,11 +1,13 @@
 """Liveness, readiness and metrics: what probes and scrapers see. None of it takes a queue slot.
 
 `/livez` says that the event loop turns; `/readyz` that a request would be served: a backend is
-ready, and the process is not draining. A busy backend is ready. `/health` and `/ping` are readiness
-under the names that TGI and vLLM give it.
+ready, the limit store answers, and the process is not draining. A busy backend is ready. `/health`
+and `/ping` are readiness under the names that TGI and vLLM give it.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
@@ -15,6 +17,19 @@ from gateway.call import Services
 
 UNHEALTHY = {"error": "unhealthy", "error_type": "healthcheck"}
 EXPOSITION = "text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """What it takes to serve a request."""
+
+    backends: dict[str, BackendStatus]
+    store_problem: str  # empty: the limits can be checked
+    draining: bool
+
+    def __bool__(self) -> bool:
+        any_ready = any(one.state is BackendState.READY for one in self.backends.values())
+        return any_ready and not self.store_problem and not self.draining
 
 
 def services_of(request: Request) -> Services:
@@ -28,20 +43,29 @@ async def statuses_of(services: Services) -> dict[str, BackendStatus]:
     return {name: await backend.status() for name, backend in services.backends.items()}
 
 
+async def readiness_of(services: Services) -> Readiness:
+    """Asked anew each time."""
+    return Readiness(
+        backends=await statuses_of(services),
+        store_problem=await services.leases.problem(),
+        draining=services.drain.is_draining,
+    )
+
+
 async def live(request: Request) -> Response:
     """The loop turns, or nobody would answer."""
     return PlainTextResponse("ok")
 
 
 async def ready(request: Request) -> Response:
-    """Whether a request would be served now, and what each backend says."""
+    """Whether a request would be served now, and what the store and each backend say."""
     services = services_of(request)
-    statuses = await statuses_of(services)
-    is_ready = _is_ready(services, statuses)
+    readiness = await readiness_of(services)
     body = {
-        "ready": is_ready,
-        "draining": services.drain.is_draining,
+        "ready": bool(readiness),
+        "draining": readiness.draining,
         "policy": services.policy.digest,
+        "store": {"ready": not readiness.store_problem, "detail": readiness.store_problem},
         "backends": {
             name: {
                 "state": status.state.value,
@@ -49,24 +73,22 @@ async def ready(request: Request) -> Response:
                 "engine": status.engine,
                 "deterministic": status.deterministic,
             }
-            for name, status in statuses.items()
+            for name, status in readiness.backends.items()
         },
     }
-    return JSONResponse(body, status_code=200 if is_ready else 503)
+    return JSONResponse(body, status_code=200 if readiness else 503)
 
 
 async def healthy(request: Request) -> Response:
     """Readiness in TGI's and vLLM's words: an empty 200, or 503 with a JSON body."""
-    services = services_of(request)
-    if _is_ready(services, await statuses_of(services)):
+    if await readiness_of(services_of(request)):
         return Response(status_code=200)
     return JSONResponse(UNHEALTHY, status_code=503, headers={"retry-after": "1"})
 
 
 async def root(request: Request) -> Response:
     """The same for clients of TGI, which want a status, and of Ollama, which want this text."""
-    services = services_of(request)
-    if _is_ready(services, await statuses_of(services)):
+    if await readiness_of(services_of(request)):
         return PlainTextResponse("Ollama is running")
     return JSONResponse(UNHEALTHY, status_code=503, headers={"retry-after": "1"})
 
@@ -76,8 +98,3 @@ async def metrics(request: Request) -> Response:
     services = services_of(request)
     body = services.metrics.render(await statuses_of(services), services.drain.num_active)
     return Response(body, media_type=EXPOSITION)
-
-
-def _is_ready(services: Services, statuses: dict[str, BackendStatus]) -> bool:
-    any_ready = any(status.state is BackendState.READY for status in statuses.values())
-    return any_ready and not services.drain.is_draining

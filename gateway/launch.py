@@ -22,6 +22,8 @@ from gateway.app import backend_spec
 from gateway.config import Settings
 from gateway.policy.load import load
 from gateway.policy.model import Policy
+from gateway.stores.base import StoreError
+from gateway.stores.opening import check_shared, open_store
 from gateway.supervisor import Child, Supervisor
 
 BACKLOG = 2048
@@ -81,6 +83,20 @@ def children(
     return [engines, [gateway]]
 
 
+async def check_store(settings: Settings, *, num_gateways: int) -> None:
+    """Refuse a limit store that will not do. A server that is not there yet will, once it is.
+
+    Raises:
+        LaunchError: it cannot be opened, or does not count for all gateway processes together.
+    """
+    try:
+        check_shared(settings, num_gateways=num_gateways)
+        store = await open_store(settings)
+    except StoreError as error:
+        raise LaunchError(str(error)) from error
+    await store.aclose()
+
+
 async def run(settings: Settings, announce: Announce) -> int:
     """Serve until a signal; the exit code. `announce` is called once, when requests are served.
 
@@ -91,6 +107,7 @@ async def run(settings: Settings, announce: Announce) -> int:
         policy = load(settings.policy)
         with tempfile.TemporaryDirectory(prefix="turnout-") as run_dir:
             stages = children(settings, policy, Path(run_dir), listening)
+            await check_store(settings, num_gateways=len(stages[-1]))
             base_url = base_url_of(listening)
             async with asyncio.TaskGroup() as tasks:
                 waiting = tasks.create_task(_announce_when_ready(base_url, policy, announce))

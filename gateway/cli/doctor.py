@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import shutil
@@ -58,6 +59,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield from (_package(name) for name in NATIVE_PACKAGES)
     yield _compiler()
     yield _home(settings.home)
+    yield asyncio.run(_store(settings))
     yield from _policy_and_models(settings)
     yield _port(settings.host, settings.port)
 
@@ -94,6 +96,25 @@ def _home(home: Path) -> Finding:
     return Finding(
         what="data directory", state=f"{home}, {free_bytes >> 20} MiB free", remedy=remedy
     )
+
+
+async def _store(settings: Settings) -> Finding:
+    # SQLite and redis-py are loaded only by commands that open a store
+    from gateway.stores.base import StoreError
+    from gateway.stores.opening import open_store
+
+    what = "limit store"
+    if settings.store.text == "sqlite" and not settings.home.joinpath("limits.db").exists():
+        return Finding(what=what, state="sqlite, a file that `turnout serve` will make")
+    try:
+        store = await open_store(settings)
+        try:
+            await store.check()
+        finally:
+            await store.aclose()
+    except StoreError as error:
+        return Finding(what=what, state="does not answer", remedy=str(error))
+    return Finding(what=what, state=f"{settings.store} answers")
 
 
 def _policy_and_models(settings: Settings) -> Iterator[Finding]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import typer
 
 from gateway.cli import bench, doctor, fastchat_worker, keys, models, serve, tenants, usage
+from gateway.config import ConfigError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,4 +28,8 @@ app.add_typer(usage.app, name="usage", help="What was used and what it costs.")
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        app()
+    except ConfigError as error:
+        typer.echo(f"turnout: {error}", err=True)
+        sys.exit(os.EX_CONFIG)

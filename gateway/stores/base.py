@@ -113,6 +113,10 @@ class LimitStore(Protocol):
         """Every counter that is not zero, expired leases already reaped."""
         ...
 
+    async def check(self) -> None:
+        """Nothing, if the store answers."""
+        ...
+
     async def aclose(self) -> None: ...
 
 

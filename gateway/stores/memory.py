@@ -94,6 +94,9 @@ class MemoryStore:
         every = (window for windows in self._counters.values() for window in windows.values())
         return summarise(every, now_us)
 
+    async def check(self) -> None:
+        """It always answers."""
+
     async def aclose(self) -> None:
         """Nothing to close."""
 
@@ -117,7 +120,9 @@ class MemoryStore:
         return True
 
     def _end(self, held: Held, *, charge: int) -> None:
-        window = self._counters[held.counter][held.window]
+        window = self._counters[held.counter].get(held.window)
+        if window is None:
+            return  # dropped: nothing was reserved in it, and it counts no more
         window.reserved -= held.cost
         window.used += charge
 

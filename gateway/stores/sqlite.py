@@ -141,6 +141,10 @@ class SqliteStore:
         """See `LimitStore.usage`."""
         return await self._run(self._ledger.usage)
 
+    async def check(self) -> None:
+        """See `LimitStore.check`."""
+        await self._run(self._ledger.check)
+
     async def aclose(self) -> None:
         """Finish what is queued and close the file. Idempotent."""
         if not self._closed:
@@ -179,6 +183,9 @@ class _Ledger:
 
     def close(self) -> None:
         self._db.close()
+
+    def check(self) -> None:
+        self._db.execute("SELECT now_us FROM clock").fetchone()
 
     def reserve(self, lease_id: str, claims: tuple[Claim, ...], ttl_s: float) -> Granted | Refused:
         with self._transaction() as now_us:

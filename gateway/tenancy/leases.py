@@ -102,6 +102,14 @@ class Leases:
             self._alive.discard(lease_id)
             await self._end(lease)
 
+    async def problem(self) -> str:
+        """Why the limits cannot be checked now; empty if they can."""
+        try:
+            await self._store.check()
+        except StoreError as error:
+            return str(error)
+        return ""
+
     async def extend_all(self) -> None:
         """One heartbeat: push the expiry of every living lease."""
         for lease_id in tuple(self._alive):

@@ -21,6 +21,7 @@ NAMED = re.compile(
         "README.md",
         "docs/engines.md",
         "docs/kernels.md",
+        "docs/ledger.md",
         "docs/models.md",
         "docs/fastchat.md",
         "docs/priority_batcher.md",

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import tempfile
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gateway.stores.base import Claim, Dimension, Granted, LimitStore, Refused
 from gateway.stores.memory import MemoryStore
+from gateway.stores.redis import RedisStore
 from gateway.stores.sqlite import SqliteStore
 from tests.clock import FakeClock
+from tests.valkey import ValkeyServer
 
-KINDS = ("memory", "sqlite")
+KINDS = ("memory", "sqlite", "redis")
 TTL_S = 600.0  # longer than what a test lets pass, unless it is about expiry
 MINUTE_START_S = 1_000_020.0  # a multiple of 60
 
 
 @asynccontextmanager
-async def opened(kind: str, clock: FakeClock) -> AsyncIterator[LimitStore]:
+async def opened(kind: str, clock: FakeClock, valkey: ValkeyServer) -> AsyncIterator[LimitStore]:
+    """An empty store."""
     with tempfile.TemporaryDirectory() as directory:
         store: LimitStore
         if kind == "memory":
             store = MemoryStore(clock=clock)
+        elif kind == "redis":
+            store = RedisStore.open(valkey.url, prefix=uuid.uuid4().hex, clock=clock)
         else:
             store = await SqliteStore.open(Path(directory) / "limits.db", clock=clock)
         try:

@@ -22,6 +22,7 @@ from tests.contracts.stores import (
     slots,
     tokens,
 )
+from tests.valkey import ValkeyServer
 
 
 @pytest.fixture
@@ -30,8 +31,10 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture(params=KINDS)
-async def store(request: pytest.FixtureRequest, clock: FakeClock) -> AsyncIterator[LimitStore]:
-    async with opened(request.param, clock) as store:
+async def store(
+    request: pytest.FixtureRequest, clock: FakeClock, valkey: ValkeyServer
+) -> AsyncIterator[LimitStore]:
+    async with opened(request.param, clock, valkey) as store:
         yield store
 
 
@@ -170,6 +173,16 @@ async def test_a_correction_to_a_window_long_gone_changes_nothing_now(
     assert await store.usage() == (Usage(counter=tokens(100, 5).counter, used=5, reserved=0),)
 
 
+async def test_a_lease_that_reserved_nothing_ends_after_its_window_is_gone(
+    store: LimitStore, clock: FakeClock
+) -> None:
+    await granted(store, "a", tokens(100, 0))
+    clock.advance(300.0)
+    await granted(store, "b", tokens(100, 0))
+    assert await store.settle("a", tokens=20)
+    assert await store.usage() == ()
+
+
 async def test_the_last_window_fades_as_the_next_one_passes(
     store: LimitStore, clock: FakeClock
 ) -> None:
@@ -255,11 +268,11 @@ async def test_a_lease_does_not_expire_when_the_clock_steps_back(
     cost=st.integers(1, 50),
 )
 def test_waiting_as_long_as_told_makes_the_claim_fit_and_a_moment_less_does_not(
-    kind: str, amount: int, costs: list[tuple[int, int]], cost: int
+    valkey: ValkeyServer, kind: str, amount: int, costs: list[tuple[int, int]], cost: int
 ) -> None:
     async def scenario() -> None:
         clock = FakeClock(MINUTE_START_S)
-        async with opened(kind, clock) as store:
+        async with opened(kind, clock, valkey) as store:
             for i, (earlier, gap_ms) in enumerate(costs):
                 await store.reserve(f"lease-{i}", (tokens(amount, earlier),), 1e6)
                 clock.advance(gap_ms / 1000)

@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 from gateway.stores.base import Claim, Dimension, Granted, LimitStore
 from tests.clock import FakeClock
 from tests.contracts.stores import KINDS, MINUTE_START_S, opened, requests, slots, tokens
+from tests.valkey import ValkeyServer
 
 TTL_S = 40.0
 
@@ -127,13 +128,13 @@ async def check_end(store: LimitStore, model: Model, name: str, number: int, pic
 @settings(max_examples=60, deadline=None)
 @given(operations=OPERATIONS)
 def test_counters_stay_exact_and_nothing_is_admitted_beyond_the_amount(
-    kind: str, operations: list[tuple[str, int, int]]
+    valkey: ValkeyServer, kind: str, operations: list[tuple[str, int, int]]
 ) -> None:
     """Cases Q-TPM-RACE, Q-RESERVE-STREAM and Q-CHARGE-ONE, over any order of events."""
 
     async def scenario() -> None:
         clock, model = FakeClock(MINUTE_START_S), Model()
-        async with opened(kind, clock) as store:
+        async with opened(kind, clock, valkey) as store:
             for name, number, pick in operations:
                 if name == "reserve":
                     await check_reserve(store, model, number)

@@ -23,6 +23,7 @@ from gateway.app import assemble
 from gateway.call import Services
 from gateway.drain import Drain
 from gateway.policy.load import parse
+from gateway.stores.base import LimitStore
 from gateway.stores.memory import MemoryStore
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tracing import Tracing
@@ -58,7 +59,7 @@ class Gateway:
     """An assembled gateway and what a test looks into."""
 
     services: Services
-    store: MemoryStore
+    store: LimitStore
     usage: UsageStore
     spans: InMemorySpanExporter
     key: str
@@ -180,6 +181,7 @@ async def gateway_over(
     *,
     policy: str = POLICY,
     keep_alive_s: float = 60.0,
+    store: LimitStore | None = None,
     limit_clock: Callable[[], float] = time.time,
     usage_capacity: int = 1000,
 ) -> AsyncIterator[Gateway]:
@@ -192,7 +194,8 @@ async def gateway_over(
         usage = await UsageStore.open(home)
         stack.push_async_callback(usage.aclose)
         writer = await stack.enter_async_context(UsageWriter(usage, capacity=usage_capacity))
-        store = MemoryStore(clock=limit_clock)
+        store = store or MemoryStore(clock=limit_clock)
+        stack.push_async_callback(store.aclose)
         leases = await stack.enter_async_context(Leases(store))
         spans = InMemorySpanExporter()
         provider = TracerProvider()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import ConfigError, Settings, data_dir, load_settings
+from gateway.config import ConfigError, Settings, StoreAddress, data_dir, load_settings
 from gateway.networks import parse_network
 
 
@@ -34,6 +34,8 @@ def test_every_setting_survives_the_way_through_an_environment() -> None:
         usage_retention=timedelta(days=90),
         log_level="debug",
         log_json=True,
+        store=StoreAddress("redis://:secret@host:6379/0"),
+        store_password_file=Path("/run/secrets/store"),
     )
     assert load_settings(settings.to_environment()) == settings
     assert load_settings(Settings().to_environment()) == Settings()
@@ -59,6 +61,7 @@ def test_a_password_in_a_url_is_not_shown_with_the_settings() -> None:
         ("TURNOUT_USAGE_RETENTION", "90"),
         ("TURNOUT_USAGE_RETENTION", "0d"),
         ("TURNOUT_USAGE_RETENTION", "3M"),
+        ("TURNOUT_STORE", "postgres"),
     ],
 )
 def test_a_value_that_cannot_be_names_its_variable(name: str, value: str) -> None:
@@ -68,3 +71,12 @@ def test_a_value_that_cannot_be_names_its_variable(name: str, value: str) -> Non
 
 def test_the_home_directory_can_be_asked_for_alone() -> None:
     assert data_dir({"TURNOUT_HOME": "/srv"}) == Path("/srv")
+
+
+def test_a_stores_address_shows_no_password() -> None:
+    """Case Q-KEY-IN-LOGS: neither when settings are printed nor when the address is wrong."""
+    address = StoreAddress("redis://:CANARY@host:6379/0")
+    assert "CANARY" not in f"{address} {address!r} {Settings(store=address)}"
+    with pytest.raises(ConfigError, match="TURNOUT_STORE: must be") as refused:
+        load_settings({"TURNOUT_STORE": "http://:CANARY@host"})
+    assert "CANARY" not in str(refused.value)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gateway.catalog import CatalogError
-from gateway.config import Settings
-from gateway.launch import LaunchError, bind, children
+from gateway.config import Settings, StoreAddress
+from gateway.launch import LaunchError, bind, check_store, children
 from gateway.policy.load import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,3 +56,15 @@ def test_a_model_that_was_not_pulled_is_refused(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path, policy=policy_path)
     with bind("127.0.0.1", 0) as listening, pytest.raises(CatalogError, match="models pull"):
         children(settings, load(policy_path), tmp_path, listening)
+
+
+async def test_a_store_that_will_not_do_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="memory is not shared by 2 gateway processes"):
+        await check_store(Settings(store=StoreAddress("memory")), num_gateways=2)
+    tmp_path.joinpath("limits.db").write_text("no database" * 100)
+    with pytest.raises(LaunchError, match=r"limits\.db: file is not a database"):
+        await check_store(Settings(home=tmp_path), num_gateways=1)
+
+
+async def test_a_server_that_is_not_there_yet_does_not_keep_the_gateway_from_starting() -> None:
+    await check_store(Settings(store=StoreAddress("redis://127.0.0.1:1/0")), num_gateways=2)

@@ -12,7 +12,9 @@ import pytest
 from backends.base import Backend, BackendStatus
 from backends.echo import EchoBackend, EchoOptions
 from backends.types import Event, GenerationRequest
+from gateway.stores.redis import RedisStore
 from tests.gateway.serving import POLICY, Gateway, gateway_over
+from tests.valkey import serving_valkey
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -244,6 +246,25 @@ async def test_refuses_newcomers_while_draining(gateway: Gateway) -> None:
     assert answer.response_headers["connection"] == "close"
     ready = await gateway.call("/readyz", b"", method="GET")
     assert ready.status == 503
+
+
+async def test_serves_nobody_until_the_limit_store_is_there(tmp_path: Path) -> None:
+    """Nothing is given uncounted; the gateway says why it is not ready, and needs no restart."""
+    backends = {"first": echo("first"), "second": echo("second")}
+    store = RedisStore.open(f"unix://{tmp_path}/valkey.sock?db=0")
+    async with gateway_over(tmp_path, backends, store=store) as gateway:
+        answer = await gateway.call(CHAT, chat())
+        assert (answer.status, answer.response_headers["retry-after"]) == (503, "1")
+        assert answer.json()["error"]["code"] == "server_is_overloaded"
+        ready = await gateway.call("/readyz", b"", method="GET")
+        assert ready.status == 503
+        assert "valkey.sock failed: ConnectionError" in ready.json()["store"]["detail"]
+        assert (await gateway.call("/livez", b"", method="GET")).status == 200
+        with serving_valkey(tmp_path):
+            ready = await gateway.call("/readyz", b"", method="GET")
+            assert (ready.status, ready.json()["store"]["ready"]) == (200, True)
+            assert (await gateway.call(CHAT, chat())).status == 200
+            assert (await gateway.used("requests"), await gateway.reserved()) == (1, 0)
 
 
 async def test_a_stream_that_outlives_the_drain_timeout_ends_in_an_error_event(

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from gateway.cli.doctor import examine
 from gateway.cli.main import app
-from gateway.config import Settings
+from gateway.config import Settings, StoreAddress
+from tests.valkey import ValkeyServer
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -56,6 +57,28 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         missing = remedies(settings_for(tmp_path, port=port))
     assert "TURNOUT_PORT" in missing[f"port {port} on 127.0.0.1"]
+
+
+def test_a_store_that_does_not_answer_is_named_without_its_password(tmp_path: Path) -> None:
+    """Case Q-KEY-IN-LOGS."""
+    address = StoreAddress("redis://:CANARY@127.0.0.1:1/0")
+    missing = remedies(settings_for(tmp_path, policy=ROOT / "policies/echo.yaml", store=address))
+    assert "redis://127.0.0.1:1/0 failed: ConnectionError" in missing["limit store"]
+    assert "CANARY" not in missing["limit store"]
+
+
+def test_a_store_that_answers_lacks_nothing(tmp_path: Path, valkey: ValkeyServer) -> None:
+    address = StoreAddress(valkey.url)
+    settings = settings_for(tmp_path, policy=ROOT / "policies/echo.yaml", store=address)
+    assert not remedies(settings)
+    assert [one.state for one in examine(settings) if one.what == "limit store"] == [
+        "unix server answers"
+    ]
+
+
+def test_looking_at_a_new_installation_makes_no_file(tmp_path: Path) -> None:
+    assert not remedies(settings_for(tmp_path, policy=ROOT / "policies/echo.yaml"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_exits_with_1_when_something_is_missing(tmp_path: Path) -> None:

@@ -1,12 +1,9 @@
-"""What only the SQLite store promises: restarts, several processes, files for the owner alone."""
+"""What only the SQLite store promises: restarts, and files for the owner alone."""
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import sqlite3
 import stat
-import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -15,62 +12,12 @@ import pytest
 from gateway.stores.base import StoreError
 from gateway.stores.sqlite import SqliteStore
 from tests.clock import FakeClock
-from tests.contracts.stores import TTL_S, granted, refused, requests, slots, tokens
-
-ROOT = Path(__file__).parents[3]
-
-PROCESS = """
-import asyncio, os, signal, sys
-from pathlib import Path
-from gateway.stores.base import Granted
-from gateway.stores.sqlite import SqliteStore
-from tests.contracts.stores import slots, tokens
-
-async def main(path, name):
-    store = await SqliteStore.open(path, clock=lambda: 1000.0)
-    if name == "killed":
-        await store.reserve("lost", (tokens(100, 40), slots(1)), 30.0)
-        os.kill(os.getpid(), signal.SIGKILL)
-    outcomes = await asyncio.gather(
-        *(store.reserve(f"{name}-{i}", (tokens(100, 7),), 30.0) for i in range(50))
-    )
-    await store.aclose()
-    sys.stdout.write(str(sum(isinstance(outcome, Granted) for outcome in outcomes)))
-
-asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
-"""
-
-
-async def run_process(path: Path, name: str) -> tuple[int | None, bytes]:
-    """Run the program above against `path`; its exit code and what it wrote."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROCESS, str(path), name, cwd=ROOT, stdout=asyncio.subprocess.PIPE
-    )
-    output, _ = await process.communicate()
-    return process.returncode, output
+from tests.contracts.stores import TTL_S, granted, requests, slots, tokens
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "home" / "limits.db"
-
-
-async def test_three_processes_admit_together_what_one_may(path: Path) -> None:
-    """Case Q-TPM-RACE: they also create the file at the same moment."""
-    ended = await asyncio.gather(*(run_process(path, f"process-{i}") for i in range(3)))
-    assert [code for code, _ in ended] == [0, 0, 0]
-    assert sum(int(output) for _, output in ended) == 14
-
-
-async def test_a_killed_process_loses_its_lease_when_it_expires(path: Path) -> None:
-    code, _ = await run_process(path, "killed")
-    assert code == -signal.SIGKILL
-    clock = FakeClock(1029.0)
-    store = await SqliteStore.open(path, clock=clock)
-    assert (await refused(store, slots(1))).by == slots(1)
-    clock.advance(1.0)
-    assert await store.usage() == ()
-    await store.aclose()
 
 
 async def test_a_restart_neither_forgives_nor_doubles(path: Path) -> None:
