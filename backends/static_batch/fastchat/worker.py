@@ -141,9 +141,12 @@ class Worker:
     async def _answer(self, params: GenerateParams) -> AsyncGenerator[Frame, None]:
         whole = TextPrompt(text=params.prompt)
         prompt_tokens = await self._backend.count_tokens((whole,))
-        kept = num_kept(prompt_tokens, params.max_new_tokens, await self.context_length())
+        context_length = await self.context_length()
+        kept = num_kept(prompt_tokens, params.max_new_tokens, context_length)
         request = params.request(
-            f"fastchat-{next(self._serials)}", truncate=kept if kept < prompt_tokens else 0
+            f"fastchat-{next(self._serials)}",
+            truncate=kept if kept < prompt_tokens else 0,
+            wants_the_rest=prompt_tokens + params.max_new_tokens == context_length,
         )
         start = 0
         if params.echo and kept < prompt_tokens:

@@ -24,7 +24,7 @@ from backends.errors import (
     PromptTooLong,
 )
 from backends.static_batch.fastchat.error_codes import ErrorCode
-from backends.types import GenerationRequest, SamplingParams, TextPrompt
+from backends.types import UNLIMITED_TOKENS, GenerationRequest, SamplingParams, TextPrompt
 
 BODY_LIMIT_BYTES = 2_000_000
 """As of the gateway."""
@@ -86,14 +86,21 @@ class GenerateParams:
     logprobs: int | None  # so many of the likeliest beside each token; None: no log-probabilities
     unknown: tuple[str, ...]  # names of fields that nothing reads
 
-    def request(self, request_id: str, *, truncate: int) -> GenerationRequest:
-        """The same for a backend. truncate: keep so many of the prompt's last tokens; 0: all."""
+    def request(
+        self, request_id: str, *, truncate: int, wants_the_rest: bool = False
+    ) -> GenerationRequest:
+        """The same for a backend. truncate: keep so many of the prompt's last tokens; 0: all.
+        wants_the_rest: `max_new_tokens` is all that is left of the context.
+
+        That is what FastChat's API server asks for if its client asked for nothing: a backend that
+        gives less for one answer is to give that, then.
+        """
         return GenerationRequest(
             request_id=request_id,
             model=self.model,
             prompts=(TextPrompt(text=self.prompt, truncate=truncate),),
             sampling=self.sampling,
-            max_tokens=self.max_new_tokens,
+            max_tokens=UNLIMITED_TOKENS if wants_the_rest else self.max_new_tokens,
             clamp_max_tokens=False,
             stop=self.stop,
         )

@@ -26,7 +26,7 @@ from backends.static_batch.fastchat.worker_protocol import (
     num_kept,
     read_generate_params,
 )
-from backends.types import SamplingParams, TextPrompt
+from backends.types import UNLIMITED_TOKENS, SamplingParams, TextPrompt
 
 
 def read(seed: int = 7, /, **fields: object) -> GenerateParams:
@@ -96,6 +96,13 @@ def test_every_field_arrives() -> None:
         frequency_penalty=-0.25,
         seed=11,
     )
+
+
+def test_whoever_asks_for_the_rest_of_the_context_gets_what_there_is() -> None:
+    """FastChat's API server asks so for a client that asked for nothing."""
+    params = read(max_new_tokens=90)
+    assert params.request("r", truncate=0).max_tokens == 90
+    assert params.request("r", truncate=0, wants_the_rest=True).max_tokens == UNLIMITED_TOKENS
 
 
 def test_seeds_are_each_requests_own() -> None:
