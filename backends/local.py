@@ -193,7 +193,7 @@ class LocalBackend:
                 prompt_token_ids=prompts[index // request.n],
                 sampling=replace(
                     sampling,
-                    max_tokens=_max_tokens(request, len(prompts[index // request.n]), info),
+                    max_tokens=self._max_tokens(request, len(prompts[index // request.n]), info),
                     seed=child_seed(sampling.seed, index)
                     if request.num_choices > 1
                     else sampling.seed,
@@ -208,6 +208,37 @@ class LocalBackend:
             )
             for index in range(request.num_choices)
         ]
+
+    def _max_tokens(
+        self, request: GenerationRequest, prompt_tokens: int, info: engine.EngineInfo
+    ) -> int:
+        """How many tokens the engine may draw.
+
+        Raises:
+            PromptTooLong: the prompt does not fit, or not with them.
+            BackendRejected: they are more than the engine draws for one answer.
+        """
+        most = max_total_tokens(info)
+        room = most - prompt_tokens
+        may_clamp = request.clamp_max_tokens or request.max_tokens == UNLIMITED_TOKENS
+        if room < 1 or (request.max_tokens > room and not may_clamp):
+            raise PromptTooLong(
+                prompt_tokens=prompt_tokens,
+                max_tokens=request.max_tokens if room > 0 else 0,
+                max_total_tokens=most,
+            )
+        if info.max_input_tokens and prompt_tokens > info.max_input_tokens:
+            raise PromptTooLong(
+                prompt_tokens=prompt_tokens, max_tokens=0, max_total_tokens=info.max_input_tokens
+            )
+        longest = min(room, info.max_new_tokens or room)
+        if min(request.max_tokens, room) > longest and request.max_tokens != UNLIMITED_TOKENS:
+            raise BackendRejected(
+                f"{request.max_tokens} tokens were asked for, and backend {self._name} draws at "
+                f"most {longest} for one answer; ask for fewer",
+                param="max_tokens",
+            )
+        return min(request.max_tokens, longest)
 
     async def _prompt_writer(
         self, request: GenerationRequest, prompts: Sequence[tuple[int, ...]]
@@ -259,36 +290,6 @@ def _check_prompt_logprobs(sampling: SamplingParams, prompts: Sequence[tuple[int
 def _has_work(sampling: engine.SamplingParams) -> bool:
     """Whether there is anything to compute: not for a prompt that is echoed and no more."""
     return sampling.max_tokens > 0 or sampling.num_prompt_logprobs is not None
-
-
-def _max_tokens(request: GenerationRequest, prompt_tokens: int, info: engine.EngineInfo) -> int:
-    """How many tokens the engine may draw.
-
-    Raises:
-        PromptTooLong: the prompt does not fit, or not with them.
-        BackendRejected: they are more than the engine draws for one answer.
-    """
-    most = max_total_tokens(info)
-    room = most - prompt_tokens
-    may_clamp = request.clamp_max_tokens or request.max_tokens == UNLIMITED_TOKENS
-    if room < 1 or (request.max_tokens > room and not may_clamp):
-        raise PromptTooLong(
-            prompt_tokens=prompt_tokens,
-            max_tokens=request.max_tokens if room > 0 else 0,
-            max_total_tokens=most,
-        )
-    if info.max_input_tokens and prompt_tokens > info.max_input_tokens:
-        raise PromptTooLong(
-            prompt_tokens=prompt_tokens, max_tokens=0, max_total_tokens=info.max_input_tokens
-        )
-    longest = min(room, info.max_new_tokens or room)
-    if min(request.max_tokens, room) > longest and request.max_tokens != UNLIMITED_TOKENS:
-        raise BackendRejected(
-            f"{request.max_tokens} tokens were asked for, and this backend draws at most "
-            f"{longest} for one answer; ask for fewer",
-            param="max_tokens",
-        )
-    return min(request.max_tokens, longest)
 
 
 async def _encoded(encode: Callable[[Prompt], Result], prompts: Sequence[Prompt]) -> list[Result]:

@@ -130,6 +130,9 @@ class GenerationEndpoint:
             call.client_left = True
         except GatewayError as error:
             await self._refuse(call, error, send)
+        except Exception:  # the request's door: a bug of ours ends one request, not the process
+            log.exception("request %s failed", call.stamp.request_id)
+            await self._refuse(call, InternalError(), send)
         except asyncio.CancelledError:  # by the server, which does not wait any more
             if not send.is_complete:
                 call.fail(Draining(CUT_OFF), call.status)
@@ -169,9 +172,6 @@ class GenerationEndpoint:
             await self._refuse(call, error, send)
         except (GatewayError, BackendError) as error:
             await self._refuse(call, _as_gateway_error(error), send)
-        except Exception:  # the request's door: a bug of ours ends one request, not the process
-            log.exception("request %s failed", call.stamp.request_id)
-            await self._refuse(call, InternalError(), send)
 
     async def _refuse(self, call: Call, error: GatewayError, send: Send) -> None:
         """Answer with an error; nothing has been sent yet."""

@@ -415,7 +415,7 @@ async def test_refuses_a_prompt_longer_than_the_engine_takes(reciter: Reciter) -
 async def test_refuses_a_longer_answer_than_the_engine_gives(reciter: Reciter) -> None:
     """And does not cut it in silence: a policy can send it elsewhere."""
     backend = reciter.open(max_model_len=10, max_new_tokens=4)
-    with pytest.raises(BackendRejected, match="this backend draws at most 4 for one") as caught:
+    with pytest.raises(BackendRejected, match="backend reciter draws at most 4 for one") as caught:
         await run(backend, request("abc", max_tokens=5))
     assert caught.value.param == "max_tokens"
     tokens, _ = await run(backend, request("abc"))

@@ -17,6 +17,7 @@ from typing import Any
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from starlette.types import ASGIApp
 
 from backends.base import Backend
 from gateway.app import assemble
@@ -111,6 +112,7 @@ class Caller:
     path: str
     headers: Mapping[str, str]
     body: bytes
+    app: ASGIApp = field(default_factory=assemble)
     status: int = 0
     response_headers: dict[str, str] = field(default_factory=dict)
     chunks: list[bytes] = field(default_factory=list)
@@ -138,7 +140,7 @@ class Caller:
             ],
             "state": {"services": self.gateway.services},
         }
-        await assemble()(scope, self._receive, self._send)
+        await self.app(scope, self._receive, self._send)
 
     async def _receive(self) -> dict[str, Any]:
         if not self._is_body_sent:

@@ -14,6 +14,9 @@ import pytest
 from backends.base import Backend
 from backends.echo import EchoBackend, EchoOptions
 from backends.types import Event, Finished, GenerationRequest, Usage
+from gateway.dialects.base import Stamp
+from gateway.dialects.openai_chat import ChatExchange, OpenAIChat
+from gateway.pipeline import GenerationEndpoint
 from gateway.usage.record import UsageRecord
 from tests.clock import FakeClock
 from tests.gateway.serving import POLICY, Caller, Gateway, gateway_over
@@ -324,3 +327,21 @@ async def test_records_and_counters_add_up_to_the_same(tmp_path: Path, seed: int
     }
     priced = {record.backend for record in records if record.cost_micros}
     assert priced == {"good"}
+
+
+class Mistaken(OpenAIChat):
+    """A dialect with a bug."""
+
+    def parse(self, body: bytes, stamp: Stamp) -> ChatExchange:
+        raise RuntimeError("a bug")
+
+
+async def test_a_bug_of_ours_is_an_error_to_the_client_and_in_the_books(tmp_path: Path) -> None:
+    async with gateway_over(tmp_path, pair()) as gateway:
+        caller = gateway.caller(CHAT, chat())
+        caller.app = GenerationEndpoint("chat", CHAT, Mistaken())
+        await caller.run()
+        record = await only_record(gateway)
+    assert caller.status == 500
+    assert "a bug" not in caller.text
+    assert (record.status, record.outcome, record.prompt_tokens) == (500, "error", 0)
