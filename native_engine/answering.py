@@ -1,14 +1,50 @@
-"""What a drawn token does to its sequence, and what is told of it.
+"""What becomes of a sequence, and what is told of it: a token, the end of its time, a failed step.
 
 The same for every local engine. Knows no blocks and no queues: whoever calls ends what has ended.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+from native_engine.errors import EngineError
 from native_engine.sequence import Sequence
 from native_engine.types import FinishReason, PromptLogprob, SampledToken, SequenceOutput
+
+MAX_FAILED_STEPS = 3
+"""So many failing steps in a row mean that the device, not a request, is broken."""
+
+
+class FailedSteps:
+    """How many steps of an engine have failed in a row."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def forget(self) -> None:
+        """A step has succeeded."""
+        self._count = 0
+
+    def tell(self, sequences: Iterable[Sequence], error: Exception) -> list[SequenceOutput]:
+        """What is told to those that a failed step has ended.
+
+        Raises:
+            EngineError: it keeps happening; the engine cannot go on.
+        """
+        self._count += 1
+        message = f"the forward pass failed: {type(error).__name__}: {error}"
+        if self._count >= MAX_FAILED_STEPS:
+            raise EngineError(f"{self._count} steps in a row: {message}") from error
+        return [SequenceOutput(request_id=s.request_id, error=message) for s in sequences]
+
+
+def expired(sequences: Iterable[Sequence]) -> list[SequenceOutput]:
+    """What is told to those whose time is over."""
+    return [
+        SequenceOutput(request_id=sequence.request_id, finish_reason=FinishReason.DEADLINE)
+        for sequence in sequences
+    ]
 
 
 def advance(sequence: Sequence, token: SampledToken) -> SequenceOutput:

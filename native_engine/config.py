@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -21,7 +22,7 @@ Check = tuple[bool, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerConfig:
+class RunnerConfig(ABC):
     """Model and device of one engine process. 0 means: found out when the engine starts.
 
     Raises:
@@ -49,13 +50,13 @@ class RunnerConfig:
         """How many tokens the KV cache has to hold; 0: as many as fit `cache_bytes`."""
         return 0
 
+    @abstractmethod
     def max_step_rows(self, max_model_len: int) -> int:
         """The most tokens that one step computes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def max_drawn_rows(self) -> int:
         """The most tokens that one step draws."""
-        raise NotImplementedError
 
     def checks(self) -> tuple[Check, ...]:
         """What has to hold of the options."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence as Values
 from itertools import pairwise
 
-from native_engine.answering import advance
+from native_engine.answering import FailedSteps, advance, expired
 from native_engine.block_manager import BlockManager
 from native_engine.config import EngineConfig
 from native_engine.errors import (
@@ -29,7 +29,6 @@ from native_engine.types import (
     EngineInfo,
     EngineRequest,
     EngineStats,
-    FinishReason,
     Runner,
     SampledToken,
     ScheduledSequence,
@@ -39,9 +38,6 @@ from native_engine.types import (
 )
 
 logger = logging.getLogger(__name__)
-
-MAX_FAILED_STEPS = 3
-"""So many failing steps in a row mean that the device, not a request, is broken."""
 
 UNMEASURED_RETRY_AFTER_S = 1.0
 """Until a step has run: loading is over by then, and nobody has waited long."""
@@ -93,7 +89,7 @@ class Engine:
         self._max_num_tokens = min(runner.max_model_len, runner.num_blocks * runner.block_size)
         self._sequences: dict[str, Sequence] = {}  # waiting or running, by request id
         self._num_arrivals = 0
-        self._num_failed_steps = 0  # in a row
+        self._failed_steps = FailedSteps()
         self._num_expired = 0
         self._prompt_tokens_total = 0
         self._generation_tokens_total = 0
@@ -210,7 +206,7 @@ class Engine:
             return outputs + self._fail(step, error)
         finally:
             self._block_manager.end_step()
-        self._num_failed_steps = 0
+        self._failed_steps.forget()
         duration_s = self._clock() - started_s
 
         # Record what the blocks hold now; those that are full can be found from the next step on.
@@ -280,10 +276,7 @@ class Engine:
         for sequence in overdue:
             self._finish(sequence)
         self._num_expired += len(overdue)
-        return [
-            SequenceOutput(request_id=sequence.request_id, finish_reason=FinishReason.DEADLINE)
-            for sequence in overdue
-        ]
+        return expired(overdue)
 
     def _parent(self, request: EngineRequest, root: bytes) -> Sequence | None:
         """Whom to fork it from, if that one is still here. Raises EngineError.
@@ -366,11 +359,7 @@ class Engine:
         failed = [s for s in step.sequences if s.status is SequenceStatus.RUNNING]
         for sequence in failed:
             self._finish(sequence)
-        self._num_failed_steps += 1
-        message = f"the forward pass failed: {type(error).__name__}: {error}"
-        if self._num_failed_steps >= MAX_FAILED_STEPS:
-            raise EngineError(f"{self._num_failed_steps} steps in a row: {message}") from error
-        return [SequenceOutput(request_id=s.request_id, error=message) for s in failed]
+        return self._failed_steps.tell(failed, error)
 
     def _finish(self, sequence: Sequence) -> None:
         """The one way out, for a request that ended and for one that was aborted."""

@@ -23,15 +23,14 @@ from typing import NamedTuple
 from backends.priority_batcher.config import PriorityBatcherConfig, resolve
 from backends.priority_batcher.figures import Concat, Figures, Method
 from backends.priority_batcher.queue import Admission, Entry, Queue
-from native_engine.answering import advance
+from native_engine.answering import FailedSteps, advance, expired
 from native_engine.block_manager import BlockManager
 from native_engine.deadlines import Deadlines
 from native_engine.engine import (
-    MAX_FAILED_STEPS,
     MIN_RETRY_AFTER_S,
     UNMEASURED_RETRY_AFTER_S,
 )
-from native_engine.errors import DuplicateRequest, EngineError, QueueFull
+from native_engine.errors import DuplicateRequest, QueueFull
 from native_engine.intake import check_request
 from native_engine.prefix_hash import root_hash
 from native_engine.sequence import SequenceStatus
@@ -40,7 +39,6 @@ from native_engine.types import (
     EngineInfo,
     EngineRequest,
     EngineStats,
-    FinishReason,
     Runner,
     ScheduledSequence,
     SequenceOutput,
@@ -85,7 +83,7 @@ class PriorityBatcher:
         self._figures = Figures()
         self._info = _info(runner, config)
         self._num_arrivals = 0
-        self._num_failed_steps = 0  # in a row
+        self._failed_steps = FailedSteps()
         self._num_expired = 0
         self._prompt_tokens_total = 0
         self._generation_tokens_total = 0
@@ -200,7 +198,7 @@ class PriorityBatcher:
             return outputs + self._fail(work, error)
         finally:
             self._block_manager.end_step()
-        self._num_failed_steps = 0
+        self._failed_steps.forget()
         forward_s = self._clock() - begun_s
         for (entry, num_tokens), result in zip(work, results, strict=True):
             if entry.status is SequenceStatus.RUNNING:  # and was not aborted while the step ran
@@ -342,21 +340,14 @@ class PriorityBatcher:
         for entry in overdue:
             self._finish(entry)
         self._num_expired += len(overdue)
-        return [
-            SequenceOutput(request_id=entry.request_id, finish_reason=FinishReason.DEADLINE)
-            for entry in overdue
-        ]
+        return expired(overdue)
 
     def _fail(self, work: list[Admission], error: Exception) -> list[SequenceOutput]:
         """End all of a failed pass with an error; give up if it keeps happening."""
         failed = [entry for entry, _ in work if entry.status is SequenceStatus.RUNNING]
         for entry in failed:
             self._finish(entry)
-        self._num_failed_steps += 1
-        message = f"the forward pass failed: {type(error).__name__}: {error}"
-        if self._num_failed_steps >= MAX_FAILED_STEPS:
-            raise EngineError(f"{self._num_failed_steps} steps in a row: {message}") from error
-        return [SequenceOutput(request_id=e.request_id, error=message) for e in failed]
+        return self._failed_steps.tell(failed, error)
 
     def _finish(self, entry: Entry) -> None:
         """The one way out, for a request that ended and for one that was aborted."""

@@ -21,9 +21,8 @@ from collections.abc import Callable
 
 from backends.static_batch.batch import Batch
 from backends.static_batch.config import StaticBatchConfig
-from native_engine.answering import advance
+from native_engine.answering import FailedSteps, advance, expired
 from native_engine.deadlines import Deadlines
-from native_engine.engine import MAX_FAILED_STEPS
 from native_engine.errors import DuplicateRequest, EngineError, QueueFull
 from native_engine.intake import check_request
 from native_engine.sequence import Sequence, SequenceStatus
@@ -31,7 +30,6 @@ from native_engine.types import (
     EngineInfo,
     EngineRequest,
     EngineStats,
-    FinishReason,
     Runner,
     SequenceOutput,
     SequenceResult,
@@ -94,7 +92,7 @@ class StaticBatchEngine:
         self._batch_started_s = 0.0
         self._batch_duration_s: float | None = None  # of the last one that came to its end
         self._num_arrivals = 0
-        self._num_failed_steps = 0  # in a row
+        self._failed_steps = FailedSteps()
         self._num_expired = 0
         self._prompt_tokens_total = 0
         self._generation_tokens_total = 0
@@ -199,7 +197,7 @@ class StaticBatchEngine:
         except Exception as error:
             logger.exception("a step of %d rows failed", len(batch.rows))
             return outputs + self._fail(batch, error)
-        self._num_failed_steps = 0
+        self._failed_steps.forget()
 
         # Hand out the tokens of those that have not ended; the padding has none.
         for row, result in zip(batch.rows, results[-len(batch.rows) :], strict=True):
@@ -258,21 +256,14 @@ class StaticBatchEngine:
         for sequence in overdue:
             self._finish(sequence)
         self._num_expired += len(overdue)
-        return [
-            SequenceOutput(request_id=sequence.request_id, finish_reason=FinishReason.DEADLINE)
-            for sequence in overdue
-        ]
+        return expired(overdue)
 
     def _fail(self, batch: Batch, error: Exception) -> list[SequenceOutput]:
         """End a batch with an error; give up if it keeps happening."""
         failed = [row.sequence for row in batch.rows if row.is_live]
         for sequence in failed:
             self._finish(sequence)
-        self._num_failed_steps += 1
-        message = f"the forward pass failed: {type(error).__name__}: {error}"
-        if self._num_failed_steps >= MAX_FAILED_STEPS:
-            raise EngineError(f"{self._num_failed_steps} steps in a row: {message}") from error
-        return [SequenceOutput(request_id=s.request_id, error=message) for s in failed]
+        return self._failed_steps.tell(failed, error)
 
     def _finish(self, sequence: Sequence) -> None:
         """The one way out, for a request that ended and for one that was aborted."""

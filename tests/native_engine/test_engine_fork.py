@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from native_engine.engine import MAX_FAILED_STEPS, Engine
+from native_engine.answering import MAX_FAILED_STEPS
+from native_engine.engine import Engine
 from native_engine.errors import EngineError
 from native_engine.types import EngineRequest, LogitRules, StepBatch
 from tests.native_engine.harness import Transcript, drain, expected, make_engine, make_request

@@ -54,8 +54,9 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from native_engine.answering import MAX_FAILED_STEPS
 from native_engine.chunking import MIN_CHUNK
-from native_engine.engine import MAX_FAILED_STEPS, MIN_RETRY_AFTER_S
+from native_engine.engine import MIN_RETRY_AFTER_S
 from native_engine.errors import QueueFull, RequestTooLong
 from native_engine.sequence import Sequence
 from native_engine.types import (

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from backends.priority_batcher.batcher import PriorityBatcher
-from native_engine.engine import MAX_FAILED_STEPS, UNMEASURED_RETRY_AFTER_S
+from native_engine.answering import MAX_FAILED_STEPS
+from native_engine.engine import UNMEASURED_RETRY_AFTER_S
 from native_engine.errors import (
     DuplicateRequest,
     EngineError,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from native_engine.engine import MAX_FAILED_STEPS
+from native_engine.answering import MAX_FAILED_STEPS
 from native_engine.errors import QueueFull, RequestTooLong
 from native_engine.types import EngineRequest, FinishReason, SequenceOutput, StepBatch
 from tests.backends.priority_batcher.harness import make_batcher
