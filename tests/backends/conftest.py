@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.backends.reciting import Reciter
 
 REPOSITORY = Path(__file__).parents[2]
 MODEL = REPOSITORY / ".turnout" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -100,3 +102,10 @@ def engines(tmp_path: Path) -> Iterator[EngineProcesses]:
     processes = EngineProcesses(tmp_path)
     yield processes
     processes.kill_all()
+
+
+@pytest.fixture
+async def reciter(engines: EngineProcesses) -> AsyncIterator[Reciter]:
+    reciter = Reciter(engines)
+    yield reciter
+    await reciter.aclose()

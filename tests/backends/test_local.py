@@ -1,152 +1,46 @@
 from __future__ import annotations
 
-import itertools
-import math
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from dataclasses import replace
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from backends import local
-from backends.base import Backend, BackendState, Tokenizing
-from backends.client import EngineClient
+from backends.base import BackendState, Tokenizing
 from backends.errors import (
-    BackendOverloaded,
-    BackendRejected,
-    DeadlineExceeded,
-    PromptTooLong,
     StreamInterrupted,
 )
 from backends.local import (
     LONG_PROMPT_CHARS,
     LONG_PROMPT_LOGPROBS,
-    LocalBackend,
-    Sharing,
-    cache_salt,
 )
 from backends.text.logprobs import prompt_tokens
 from backends.types import (
-    UNLIMITED_TOKENS,
     ChatPrompt,
-    Event,
     Finished,
     FinishReason,
-    GenerationRequest,
     Message,
-    Prompt,
     PromptLogprobs,
     PromptToken,
     SamplingParams,
     TextPrompt,
     Token,
-    TokenPrompt,
     Usage,
     child_seed,
 )
-from tests.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE, byte_tokenizer
-from tests.backends.conftest import CountingProcess, EngineProcesses
-from tests.backends.counting_engine import journal_at
+from tests.backends.byte_tokenizer import EOS_ID, VOCAB_SIZE
+from tests.backends.conftest import EngineProcesses
+from tests.backends.reciting import (
+    Reciter,
+    events_of,
+    read,
+    request,
+    run,
+    text_of,
+    until_idle,
+)
 from tests.backends.waiting import until
-from tests.clock import FakeClock
-
-GREEDY = SamplingParams(temperature=0.0)
-
-
-class Reciter:
-    """A local backend over an engine that counts, which makes it recite the alphabet."""
-
-    def __init__(self, engines: EngineProcesses) -> None:
-        self._engines = engines
-        self._opened: list[LocalBackend] = []
-        self.clock = FakeClock()
-        self.template_threads: list[str] = []
-        self.template_takes_s = 0.0
-
-    def open(self, **options: object) -> LocalBackend:
-        return self.open_on(self.start(**options))
-
-    def start(self, **options: object) -> CountingProcess:
-        return self._engines.start(vocab_size=VOCAB_SIZE, **options)
-
-    def open_on(self, process: CountingProcess, *, sharing: Sharing = "tenant") -> LocalBackend:
-        client = EngineClient(process.socket_path)
-        backend = LocalBackend(
-            "reciter",
-            client,
-            byte_tokenizer(),
-            now=self._now,
-            sharing=sharing,
-            clock=self.clock,
-        )
-        self._opened.append(backend)
-        return backend
-
-    async def aclose(self) -> None:
-        for backend in self._opened:
-            await backend.aclose()
-
-    def _now(self) -> datetime:
-        self.clock.advance(self.template_takes_s)
-        self.template_threads.append(threading.current_thread().name)
-        return datetime(2026, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-async def reciter(engines: EngineProcesses) -> AsyncIterator[Reciter]:
-    reciter = Reciter(engines)
-    yield reciter
-    await reciter.aclose()
-
-
-def request(
-    *prompts: str | Prompt,
-    max_tokens: int = UNLIMITED_TOKENS,
-    clamp_max_tokens: bool = True,
-    n: int = 1,
-    stop: tuple[str, ...] = (),
-    include_stop_str: bool = False,
-    sampling: SamplingParams = GREEDY,
-    timeout_s: float = math.inf,
-) -> GenerationRequest:
-    return GenerationRequest(
-        request_id="r",
-        model="reciter",
-        prompts=tuple(TextPrompt(text=p) if isinstance(p, str) else p for p in prompts),
-        sampling=sampling,
-        max_tokens=max_tokens,
-        clamp_max_tokens=clamp_max_tokens,
-        n=n,
-        stop=stop,
-        include_stop_str=include_stop_str,
-        timeout_s=timeout_s,
-    )
-
-
-async def run(backend: Backend, request: GenerationRequest) -> tuple[list[Token], Finished]:
-    async with aclosing(backend.generate(request)) as stream:
-        events: list[Event] = [event async for event in stream]
-    *tokens, finished = events
-    assert isinstance(finished, Finished)
-    return [token for token in tokens if isinstance(token, Token)], finished
-
-
-async def read(stream: AsyncGenerator[Event, None]) -> None:
-    async for _ in stream:
-        pass
-
-
-def text_of(tokens: list[Token], index: int = 0) -> str:
-    return "".join(token.text for token in tokens if token.index == index)
-
-
-async def until_idle(backend: LocalBackend) -> None:
-    client = backend._client
-    await until(lambda: client.stats.num_running == client.stats.num_waiting == 0)
 
 
 async def test_answers_in_text_and_counts_tokens_exactly(reciter: Reciter) -> None:
@@ -280,11 +174,6 @@ async def test_reports_logprobs_when_asked(reciter: Reciter) -> None:
     assert (tokens[0].logprob.raw, tokens[0].logprob.logprob) == (b"b", -0.5)
 
 
-async def events_of(backend: Backend, request: GenerationRequest) -> list[Event]:
-    async with aclosing(backend.generate(request)) as stream:
-        return [event async for event in stream]
-
-
 async def test_tells_the_log_probabilities_of_every_prompt_once(reciter: Reciter) -> None:
     sampling = SamplingParams(temperature=0.0, prompt_logprobs=1)
 
@@ -358,102 +247,6 @@ async def test_long_prompts_are_told_outside_the_loop(
 
     assert threads[0] == "MainThread"
     assert threads[1] != "MainThread"
-
-
-async def test_refuses_more_log_probabilities_than_one_request_may_ask_for(
-    reciter: Reciter,
-) -> None:
-    """I-FANOUT."""
-    backend = reciter.open()
-    sampling = SamplingParams(temperature=0.0, prompt_logprobs=20)
-    prompts = [TokenPrompt(token_ids=(97,) * 5_000)] * 2
-
-    with pytest.raises(BackendRejected, match="more than the 200000") as caught:
-        await events_of(backend, request(*prompts, max_tokens=0, sampling=sampling))
-
-    assert caught.value.param == "prompt_logprobs"
-    few = replace(sampling, prompt_logprobs=0)
-    assert len(await events_of(backend, request(*prompts, max_tokens=0, sampling=few))) == 3
-
-
-async def test_cuts_max_tokens_to_the_context(reciter: Reciter) -> None:
-    tokens, finished = await run(reciter.open(max_model_len=10), request("abc", max_tokens=100))
-
-    assert text_of(tokens) == "defghij"
-    assert finished.reasons == (FinishReason.LENGTH,)
-
-
-async def test_refuses_what_does_not_fit_the_context_when_it_may_not_cut(reciter: Reciter) -> None:
-    backend = reciter.open(max_model_len=10)
-
-    with pytest.raises(PromptTooLong) as caught:
-        await run(backend, request("abc", max_tokens=8, clamp_max_tokens=False))
-
-    error = caught.value
-    assert (error.prompt_tokens, error.max_tokens, error.max_total_tokens) == (3, 8, 10)
-    tokens, _ = await run(backend, request("abc", clamp_max_tokens=False))
-    assert text_of(tokens) == "defghij", "no max_tokens at all means what fits"
-
-
-async def test_refuses_a_prompt_that_fills_the_context(reciter: Reciter) -> None:
-    with pytest.raises(PromptTooLong) as caught:
-        await run(reciter.open(max_model_len=10), request("abcdefghij", max_tokens=1))
-
-    assert (caught.value.prompt_tokens, caught.value.max_tokens) == (10, 0)
-
-
-async def test_refuses_a_prompt_longer_than_the_engine_takes(reciter: Reciter) -> None:
-    backend = reciter.open(max_input_tokens=3)
-    with pytest.raises(PromptTooLong) as caught:
-        await run(backend, request("abcd", max_tokens=1))
-    error = caught.value
-    assert (error.prompt_tokens, error.max_tokens, error.max_total_tokens) == (4, 0, 3)
-    tokens, _ = await run(backend, request("abc", max_tokens=1))
-    assert text_of(tokens) == "d"
-
-
-async def test_refuses_a_longer_answer_than_the_engine_gives(reciter: Reciter) -> None:
-    """And does not cut it in silence: a policy can send it elsewhere."""
-    backend = reciter.open(max_model_len=10, max_new_tokens=4)
-    with pytest.raises(BackendRejected, match="backend reciter draws at most 4 for one") as caught:
-        await run(backend, request("abc", max_tokens=5))
-    assert caught.value.param == "max_tokens"
-    tokens, _ = await run(backend, request("abc"))
-    assert text_of(tokens) == "defg", "no max_tokens at all means what it gives"
-    tokens, _ = await run(backend, request("abcdefgh", max_tokens=5))
-    assert text_of(tokens) == "ij", "the context leaves less"
-
-
-async def test_refuses_more_choices_than_can_ever_be_queued(reciter: Reciter) -> None:
-    with pytest.raises(BackendRejected, match="at most 3 fit") as caught:
-        await run(reciter.open(max_num_seqs=1, max_waiting=2), request("a", n=4))
-
-    assert caught.value.param == "n"
-
-
-async def test_names_the_prompt_when_a_token_id_is_unknown(reciter: Reciter) -> None:
-    with pytest.raises(BackendRejected) as caught:
-        await run(reciter.open(), request(TokenPrompt(token_ids=(1, 257))))
-
-    assert caught.value.param == "prompt"
-
-
-@pytest.mark.parametrize("token_id", [-1, VOCAB_SIZE, 2**31, 2**63])
-@pytest.mark.parametrize("param", ["stop_token_ids", "allowed_token_ids", "logit_bias"])
-async def test_names_the_field_and_the_vocabulary_when_a_token_id_is_unknown(
-    reciter: Reciter, param: str, token_id: int
-) -> None:
-    """I-STOP-IDS-OOV."""
-    sampling = SamplingParams(
-        temperature=0.0,
-        min_tokens=5,
-        stop_token_ids=(1, token_id if param == "stop_token_ids" else 2),
-        allowed_token_ids=(1, token_id if param == "allowed_token_ids" else 2),
-        logit_bias=((token_id if param == "logit_bias" else 2, 1.0),),
-    )
-    with pytest.raises(BackendRejected, match=f"{token_id} is out of range.* {VOCAB_SIZE} ") as got:
-        await run(reciter.open(), request("abc", sampling=sampling))
-    assert got.value.param == param
 
 
 @pytest.mark.parametrize(
@@ -559,135 +352,3 @@ async def test_an_engine_that_dies_interrupts_the_answer(
         await read(stream)
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
-
-
-async def cached_tokens(backend: Backend, asked: GenerationRequest) -> int:
-    _, finished = await run(backend, asked)
-    return finished.usage.cached_tokens
-
-
-async def test_cached_tokens_count_once_per_prompt(reciter: Reciter) -> None:
-    """Three children of two prompts; the first child of a cold prompt finds nothing."""
-    backend = reciter.open()
-    asked = request("wxyz", "abc", n=3, max_tokens=2)
-    assert await cached_tokens(backend, asked) == 0
-    assert await cached_tokens(backend, asked) == 3 + 2
-
-
-async def test_tenants_and_salts_find_nothing_of_each_other(reciter: Reciter) -> None:
-    backend = reciter.open()
-    asked = request("wxyz", max_tokens=1)
-    owners = [
-        replace(asked, tenant=tenant, cache_salt=salt)
-        for tenant, salt in itertools.product(["", "one", "two"], ["", "salt"])
-    ]
-    assert [await cached_tokens(backend, owner) for owner in owners] == [0] * 6
-    assert [await cached_tokens(backend, owner) for owner in owners] == [3] * 6
-
-
-async def test_sharing_joins_the_tenants_and_not_the_salts(reciter: Reciter) -> None:
-    backend = reciter.open_on(reciter.start(), sharing="shared")
-    one = replace(request("wxyz", max_tokens=1), tenant="one")
-    assert await cached_tokens(backend, one) == 0
-    assert await cached_tokens(backend, replace(one, tenant="two")) == 3
-    assert await cached_tokens(backend, replace(one, cache_salt="salt")) == 0
-    assert await cached_tokens(backend, replace(one, tenant="two", cache_salt="salt")) == 3
-
-
-def test_no_client_can_spell_another_tenant_s_salt() -> None:
-    """However tenant and salt run together."""
-    asked = request("x")
-    owners = [("a", "b"), ("ab", ""), ("", "ab"), ("", "1:ab"), ("1:a", "b"), ("1", ":ab")]
-    salts = {cache_salt(replace(asked, tenant=t, cache_salt=s), "tenant") for t, s in owners}
-    assert len(salts) == len(owners)
-
-
-async def test_an_answer_whose_time_is_over_is_what_came_until_then(reciter: Reciter) -> None:
-    """The text held back for a stop string that did not come is part of it."""
-    backend = reciter.open(step_s=1.0, is_simulated=True)
-
-    tokens, finished = await run(backend, request("a", stop=("de-",), timeout_s=4.5))
-
-    assert [token.text for token in tokens] == ["b", "c", "", ""]
-    assert all(token.finish_reason is None for token in tokens)
-    assert finished.reasons == (FinishReason.DEADLINE,)
-    assert finished.tails == ("de",)
-    assert finished.usage == Usage(prompt_tokens=1, completion_tokens=4)
-    await until_idle(backend)
-
-
-@pytest.mark.parametrize(("prompts", "n"), [(("a",), 2), (("a", "m"), 1)])
-async def test_choices_that_never_ran_end_empty_beside_others(
-    reciter: Reciter, prompts: tuple[str, ...], n: int
-) -> None:
-    backend = reciter.open(step_s=1.0, is_simulated=True, max_num_seqs=1)
-
-    tokens, finished = await run(backend, request(*prompts, n=n, timeout_s=2.5))
-
-    assert [text_of(tokens, index) for index in range(2)] == ["bc", ""]
-    assert finished.reasons == (FinishReason.DEADLINE,) * 2
-    assert finished.usage.completion_tokens == 2
-
-
-async def test_a_choice_that_ended_in_time_keeps_its_reason(reciter: Reciter) -> None:
-    backend = reciter.open(step_s=1.0, is_simulated=True)
-
-    tokens, finished = await run(backend, request("y", "a", timeout_s=5.5))
-
-    assert [text_of(tokens, index) for index in range(2)] == ["z", "bcdef"]
-    assert finished.reasons == (FinishReason.EOS, FinishReason.DEADLINE)
-
-
-async def test_a_request_that_got_no_token_in_time_is_an_error(reciter: Reciter) -> None:
-    backend = reciter.open(step_s=1.0, is_simulated=True)
-
-    with pytest.raises(DeadlineExceeded) as caught:
-        await run(backend, request("a", "m", n=2, timeout_s=0.5))
-
-    assert not caught.value.retryable
-    await until_idle(backend)
-
-
-async def test_the_engine_gets_what_is_left_when_the_prompt_has_been_encoded(
-    reciter: Reciter, tmp_path: Path
-) -> None:
-    journal = tmp_path / "journal"
-    backend = reciter.open(journal=str(journal))
-    reciter.template_takes_s = 1.5
-    prompt = ChatPrompt(messages=(Message(role="user", content="a"),))
-
-    asked_s = reciter.clock()
-    await run(backend, request(prompt, max_tokens=1, timeout_s=10.0))
-    encoding_s = reciter.clock() - asked_s
-    await run(backend, request(prompt, max_tokens=1))
-    with pytest.raises(DeadlineExceeded):
-        await run(backend, request(prompt, max_tokens=1, timeout_s=1.0))
-
-    assert encoding_s >= 1.5
-    assert [asked.timeout_s for asked in journal_at(journal)] == [10.0 - encoding_s, None]
-
-
-async def test_the_engine_is_told_whose_a_sequence_is_and_of_which_class(
-    reciter: Reciter, tmp_path: Path
-) -> None:
-    journal = tmp_path / "journal"
-    backend = reciter.open(journal=str(journal))
-    asked = replace(request("a", n=2, max_tokens=1), tenant="t1", weight=2.5, priority=-1)
-
-    await run(backend, asked)
-    await run(backend, request("a", max_tokens=1))
-
-    told = [(one.tenant, one.weight, one.priority) for one in journal_at(journal)]
-    assert told == [("t1", 2.5, -1)] * 2 + [("", 1.0, 0)]
-
-
-async def test_a_full_engine_says_when_to_come_back(reciter: Reciter) -> None:
-    backend = reciter.open(max_num_seqs=1, max_waiting=0, step_s=0.001, retry_after_s=2.25)
-    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
-    async with aclosing(backend.generate(request("a", sampling=sampling))) as running:
-        await anext(running)
-
-        with pytest.raises(BackendOverloaded) as caught:
-            await run(backend, request("b"))
-
-    assert caught.value.retry_after_s == 2.25
