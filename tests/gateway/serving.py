@@ -20,6 +20,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from starlette.types import ASGIApp
 
 from backends.base import Backend
+from backends.echo import EchoBackend, EchoOptions
 from gateway.app import assemble
 from gateway.call import Services
 from gateway.drain import Drain
@@ -33,6 +34,8 @@ from gateway.tenancy.leases import Leases
 from gateway.usage.record import UsageRecord
 from gateway.usage.store import Selection, UsageStore
 from gateway.usage.writer import UsageWriter
+
+CHAT = "/v1/chat/completions"
 
 POLICY = """\
 version: 1
@@ -53,6 +56,14 @@ defaults:
   estimate_output: 100
   timeout: {first_token: 5s, between_tokens: 2s, total: 20s}
 """
+
+
+def chat(text: str = "one two three", **fields: object) -> dict[str, object]:
+    return {"model": "echo", "messages": [{"role": "user", "content": text}], **fields}
+
+
+def echo(name: str, **options: Any) -> EchoBackend:
+    return EchoBackend(name, EchoOptions(**options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,27 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from backends.base import Backend, BackendStatus
-from backends.echo import EchoBackend, EchoOptions
+from backends.base import BackendStatus
+from backends.echo import EchoBackend
 from backends.types import Event, GenerationRequest
 from gateway.stores.redis import RedisStore
-from tests.gateway.serving import POLICY, Gateway, gateway_over
+from tests.gateway.serving import CHAT, POLICY, Gateway, chat, echo, gateway_over
 from tests.valkey import serving_valkey
 
-CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-
-
-def chat(text: str = "one two three", **fields: object) -> dict[str, object]:
-    return {"model": "echo", "messages": [{"role": "user", "content": text}], **fields}
-
-
-def echo(name: str, **options: Any) -> EchoBackend:
-    return EchoBackend(name, EchoOptions(**options))
 
 
 @pytest.fixture
@@ -476,28 +466,6 @@ async def test_a_request_larger_than_its_whole_limit_is_told_what_to_change(
     assert await gateway.used("requests") == 0
 
 
-async def test_a_route_by_prompt_length_is_decided_by_the_exact_count(tmp_path: Path) -> None:
-    policy = POLICY.replace(
-        "  - {name: all, use: first, fallback: [second]}",
-        "  - {name: long, match: {prompt_tokens: {over: 3}}, use: second}\n"
-        "  - {name: short, match: {prompt_tokens: {under: 4}}, use: first}",
-    )
-    backends = {"first": echo("first"), "second": echo("second")}
-    async with gateway_over(tmp_path, backends, policy=policy) as gateway:
-        short = await gateway.call(CHAT, chat("one two three"))
-        long = await gateway.call(CHAT, chat("one two three four"))
-        assert short.response_headers["x-turnout-backend"] == "first"
-        assert long.response_headers["x-turnout-backend"] == "second"
-
-
-async def test_a_prompt_beyond_the_context_is_not_blamed_on_a_limit(tmp_path: Path) -> None:
-    backends = {"first": echo("first", max_model_len=50), "second": echo("second")}
-    async with gateway_over(tmp_path, backends) as gateway:
-        answer = await gateway.call(CHAT, chat("word " * 5000))
-        assert answer.status == 400
-        assert answer.json()["error"]["code"] == "context_length_exceeded"
-
-
 async def test_a_field_that_nothing_reads_is_reported(
     gateway: Gateway, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -507,36 +475,3 @@ async def test_a_field_that_nothing_reads_is_reported(
     assert answer.status == 200
     assert "nothing reads 'num_ctx'" in caplog.text
     assert "4096" not in caplog.text
-
-
-async def test_a_route_may_ask_for_a_header(tmp_path: Path) -> None:
-    routes = '- {name: jobs, match: {header: {x-job: "nightly, *"}}, use: second}\n  - {name: all'
-    backends = {"first": echo("first"), "second": echo("second")}
-    policy = POLICY.replace("- {name: all", routes)
-    async with gateway_over(tmp_path, backends, policy=policy) as gateway:
-        plain = await gateway.call(CHAT, chat())
-        job = await gateway.call(CHAT, chat(), headers={"x-job": "nightly, 7"})
-    assert plain.response_headers["x-turnout-backend"] == "first"
-    assert job.response_headers["x-turnout-backend"] == "second"
-
-
-class Uncounted:
-    """A backend with a context of 8 tokens, by its own word, and nothing that counts a prompt."""
-
-    def __init__(self) -> None:
-        self._echo = echo("first", max_model_len=8)
-        self.name = "first"
-        self.generate = self._echo.generate
-        self.status = self._echo.status
-        self.aclose = self._echo.aclose
-
-
-async def test_a_guess_at_a_prompts_length_refuses_nobody(tmp_path: Path) -> None:
-    """A backend without a tokenizer says itself what does not fit."""
-    backends: dict[str, Backend] = {"first": Uncounted(), "second": Uncounted()}
-    async with gateway_over(tmp_path, backends) as gateway:
-        fits = await gateway.call(CHAT, chat("a" * 40))
-        long = await gateway.call(CHAT, chat("a " * 9))
-    assert fits.status == 200
-    assert long.status == 400
-    assert long.json()["error"]["code"] == "context_length_exceeded"

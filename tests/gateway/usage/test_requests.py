@@ -12,28 +12,19 @@ from typing import Any
 import pytest
 
 from backends.base import Backend
-from backends.echo import EchoBackend, EchoOptions
+from backends.echo import EchoBackend
 from backends.types import Event, Finished, GenerationRequest, Usage
 from gateway.dialects.base import Stamp
 from gateway.dialects.openai_chat import ChatExchange, OpenAIChat
 from gateway.pipeline import GenerationEndpoint
 from gateway.usage.record import UsageRecord
 from tests.clock import FakeClock
-from tests.gateway.serving import POLICY, Caller, Gateway, gateway_over
+from tests.gateway.serving import CHAT, POLICY, Caller, Gateway, chat, echo, gateway_over
 
-CHAT = "/v1/chat/completions"
 PRICED = POLICY.replace(
     "second: {engine: echo}",
     "second: {engine: echo, price: {input: 2, cached: 1, output: 10.5}}\ncurrency: EUR",
 )
-
-
-def chat(text: str = "one two three", **fields: object) -> dict[str, object]:
-    return {"model": "echo", "messages": [{"role": "user", "content": text}], **fields}
-
-
-def echo(name: str, **options: Any) -> EchoBackend:
-    return EchoBackend(name, EchoOptions(**options))
 
 
 def pair(**options: Any) -> dict[str, EchoBackend]:
