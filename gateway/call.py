@@ -19,6 +19,7 @@ from gateway.drain import Drain
 from gateway.errors import Draining, GatewayError, ServerError
 from gateway.networks import Network
 from gateway.policy.model import Decision, Policy
+from gateway.stores.base import Spend
 from gateway.telemetry import tracing
 from gateway.telemetry.metrics import OTHER, Metrics
 from gateway.telemetry.record import RequestRecord
@@ -102,6 +103,13 @@ class Call:
                 self.queue_s = event.queue_s
                 self.estimated = event.usage.estimated
         self.tokens_used = self.prompt_tokens + self.completion_tokens
+
+    @property
+    def spend(self) -> Spend:
+        """What it has used so far."""
+        return Spend(
+            input_tokens=self.prompt_tokens, output_tokens=self.completion_tokens, cost_micros=0
+        )
 
     def _begin(self) -> None:
         if self.first_token_s is None:

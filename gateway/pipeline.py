@@ -42,6 +42,7 @@ from gateway.estimate import estimate_tokens
 from gateway.policy.decide import decide, reachable_backends
 from gateway.policy.model import Decision, Facts, Reject, RejectReason, Timeouts
 from gateway.responses import EventStream, WatchedSend, run_while_connected, send_reply
+from gateway.stores.base import Spend
 from gateway.telemetry import tracing
 from gateway.tenancy.key_rules import KeyScope
 from gateway.tenancy.leases import Lease
@@ -152,8 +153,8 @@ class GenerationEndpoint:
                 priority=decision.priority,
                 weight=decision.weight,
             )
-            tokens = await _tokens_to_reserve(services, request, decision, prompt_tokens)
-            claims = claims_for(decision.limits, principal, tokens)
+            most = await _most(services, request, decision, prompt_tokens)
+            claims = claims_for(decision.limits, principal, most)
             async with services.leases.acquire(call.stamp.request_id, claims) as lease:
                 call.limit_headers = rate_headers(lease.states)
                 call.admitted_s = call.elapsed_s()
@@ -223,9 +224,9 @@ def rejection(reject: Reject, model: str) -> GatewayError:
             return ModelNotFound(model)
 
 
-async def _tokens_to_reserve(
+async def _most(
     services: Services, request: GenerationRequest, decision: Decision, prompt_tokens: int
-) -> int:
+) -> Spend:
     """The prompts, and the most that may come: what was asked for, cut to the context.
 
     Raises:
@@ -241,7 +242,11 @@ async def _tokens_to_reserve(
     wanted = request.max_tokens
     if wanted == UNLIMITED_TOKENS:
         wanted = services.policy.estimate_output_tokens
-    return prompt_tokens + min(wanted, context or wanted) * request.num_choices
+    return Spend(
+        input_tokens=prompt_tokens,
+        output_tokens=min(wanted, context or wanted) * request.num_choices,
+        cost_micros=0,
+    )
 
 
 async def _send_stream(
@@ -302,7 +307,7 @@ async def _attempts(
             async with aclosing(_attempt(call, name, timed, timeouts)) as events:
                 async for event in events:
                     call.count(event)
-                    lease.tokens_used = call.tokens_used
+                    lease.spend = call.spend
                     yield event
             return
         except BackendError as error:

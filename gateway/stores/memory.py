@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.stores.base import Claim, Granted, Refused, Usage
+from gateway.stores.base import Charge, Claim, Entry, Granted, Refused, Spend, Usage
 from gateway.stores.window import (
     MICROSECONDS,
     Counts,
@@ -29,6 +29,12 @@ class _Lease:
     held: tuple[Held, ...]
 
 
+@dataclass(slots=True, kw_only=True)
+class _Record:
+    record: bytes
+    held_until_us: int = 0
+
+
 class MemoryStore:
     """A `LimitStore`. `clock` gives seconds from any fixed point; a step back counts as no time."""
 
@@ -38,6 +44,7 @@ class MemoryStore:
         self._now_us = self._reading_us
         self._counters: defaultdict[str, dict[int, Window]] = defaultdict(dict)
         self._leases: dict[str, _Lease] = {}
+        self._outbox: dict[str, _Record] = {}  # oldest first
 
     async def reserve(
         self, lease_id: str, claims: tuple[Claim, ...], ttl_s: float
@@ -58,35 +65,59 @@ class MemoryStore:
                     counter=one.counter,
                     window=one.window,
                     window_us=claim.window_s * MICROSECONDS,
+                    fades_us=one.fades_us,
                 )
                 self._counters[one.counter].setdefault(one.window, fresh).reserved += one.cost
             expires_us = now_us + microseconds(ttl_s)
             self._leases[lease_id] = _Lease(expires_us=expires_us, held=held)
         return outcome
 
-    async def extend(self, lease_id: str, ttl_s: float) -> bool:
+    async def extend(self, lease_ids: tuple[str, ...], ttl_s: float) -> frozenset[str]:
         """See `LimitStore.extend`."""
         now_us = self._advance()
-        lease = self._leases.get(lease_id)
-        if lease is None:
-            return False
-        lease.expires_us = now_us + microseconds(ttl_s)
-        return True
+        alive = [lease_id for lease_id in lease_ids if lease_id in self._leases]
+        for lease_id in alive:
+            self._leases[lease_id].expires_us = now_us + microseconds(ttl_s)
+        return frozenset(lease_ids).difference(alive)
 
-    async def settle(self, lease_id: str, tokens: int) -> bool:
+    async def settle(
+        self, lease_id: str, spend: Spend, record: bytes = b""
+    ) -> tuple[Charge, ...] | None:
         """See `LimitStore.settle`."""
         self._advance()
         lease = self._leases.pop(lease_id, None)
         if lease is None:
-            return False
-        for one in lease.held:
-            self._end(one, charge=one.charge(tokens))
-        return True
+            return None
+        self._keep(lease_id, record)
+        charges = [(one, one.charge(spend)) for one in lease.held]
+        for one, charge in charges:
+            self._end(one, charge=charge)
+        return tuple(
+            Charge(counter=one.counter, charged=charge, used=self._used(one))
+            for one, charge in charges
+            if one.is_period
+        )
 
-    async def release(self, lease_id: str) -> bool:
+    async def release(self, lease_id: str, record: bytes = b"") -> bool:
         """See `LimitStore.release`."""
         self._advance()
-        return self._release(lease_id)
+        was_alive = self._release(lease_id)
+        if was_alive:
+            self._keep(lease_id, record)
+        return was_alive
+
+    async def collect(self, most: int, hold_s: float) -> tuple[Entry, ...]:
+        """See `LimitStore.collect`."""
+        now_us = self._advance()
+        free = [one for one in self._outbox.items() if one[1].held_until_us <= now_us][:most]
+        for _, one in free:
+            one.held_until_us = now_us + microseconds(hold_s)
+        return tuple(Entry(lease_id=lease_id, record=one.record) for lease_id, one in free)
+
+    async def forget(self, lease_ids: tuple[str, ...]) -> None:
+        """See `LimitStore.forget`."""
+        for lease_id in lease_ids:
+            self._outbox.pop(lease_id, None)
 
     async def usage(self) -> tuple[Usage, ...]:
         """See `LimitStore.usage`."""
@@ -118,6 +149,15 @@ class MemoryStore:
         for one in lease.held:
             self._end(one, charge=0)
         return True
+
+    def _keep(self, lease_id: str, record: bytes) -> None:
+        if record:
+            self._outbox[lease_id] = _Record(record=record)
+
+    def _used(self, held: Held) -> int:
+        """What stands in a period; it may be over, and dropped, by now."""
+        window = self._counters[held.counter].get(held.window)
+        return window.used if window else 0
 
     def _end(self, held: Held, *, charge: int) -> None:
         window = self._counters[held.counter].get(held.window)

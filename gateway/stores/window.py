@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gateway.stores.base import Claim, Dimension, Granted, LimitState, Refused, Usage
+from gateway.stores.base import Claim, Dimension, Granted, LimitState, Refused, Spend, Usage
 
 MICROSECONDS = 1_000_000
 
-CONCURRENCY_RETRY_S = 1.0
-"""A slot frees when some request ends, which no clock knows: an answer here takes 1 to 10 s."""
+RESERVED_RETRY_S = 1.0
+"""What others have reserved comes back when they end, which no clock knows: an answer here takes 1
+to 10 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +31,22 @@ class Counts:
     """What stands against one claim, used and reserved together, per fixed window."""
 
     current: int
-    previous: int
+    previous: int = 0
+    reserved: int = 0  # how much of `current` living leases hold
 
 
 @dataclass(slots=True, kw_only=True)
 class Window:
     """The count of one counter in one fixed window: ended leases in `used`, living in `reserved`.
 
-    For concurrency `window_us` is 0, there is one window, number 0, and `used` stays 0.
+    For concurrency and for a period `window_us` is 0 and there is one window, number 0; concurrency
+    has nothing in `used`.
     """
 
     counter: str
     window: int
     window_us: int
+    fades_us: int = 0  # of a period; the others' is in their number
     used: int = 0
     reserved: int = 0
 
@@ -55,16 +59,12 @@ class Held:
     dimension: Dimension
     window: int
     cost: int
+    is_period: bool
+    fades_us: int  # the store's time from which its `used` counts no more
 
-    def charge(self, tokens: int) -> int:
-        """What stays in the counter once the lease is settled with `tokens`."""
-        match self.dimension:
-            case Dimension.REQUESTS:
-                return self.cost
-            case Dimension.TOKENS:
-                return tokens
-            case Dimension.CONCURRENCY:
-                return 0
+    def charge(self, spend: Spend) -> int:
+        """What stays in the counter once the lease is settled."""
+        return 0 if self.dimension is Dimension.CONCURRENCY else spend.amount(self.dimension)
 
 
 def microseconds(seconds: float) -> int:
@@ -73,7 +73,7 @@ def microseconds(seconds: float) -> int:
 
 
 def window_of(window_us: int, now_us: int) -> int:
-    """The number of the fixed window that `now_us` lies in; concurrency has a single one."""
+    """The number of the fixed window that `now_us` lies in; without a length there is one, 0."""
     return now_us // window_us if window_us else 0
 
 
@@ -93,14 +93,22 @@ def hold(claims: Sequence[Claim], now_us: int) -> tuple[Held, ...]:
     """
     if len({claim.counter for claim in claims}) < len(claims):
         raise ValueError(f"two claims of one lease name the same counter: {claims}")
-    return tuple(
-        Held(
-            counter=claim.counter,
-            dimension=claim.dimension,
-            window=window_of(claim.window_s * MICROSECONDS, now_us),
-            cost=claim.cost,
-        )
-        for claim in claims
+    return tuple(_held(claim, now_us) for claim in claims)
+
+
+def _held(claim: Claim, now_us: int) -> Held:
+    window_us = claim.window_s * MICROSECONDS
+    window = window_of(window_us, now_us)
+    fades_us = (window + 2) * window_us
+    if claim.period is not None:
+        fades_us = now_us + microseconds(claim.period.ends_in_s)
+    return Held(
+        counter=claim.counter,
+        dimension=claim.dimension,
+        window=window,
+        cost=claim.cost,
+        is_period=claim.period is not None,
+        fades_us=fades_us,
     )
 
 
@@ -113,10 +121,12 @@ def decide(claims: Sequence[Claim], counts: Sequence[Counts], now_us: int) -> Gr
     waits = [_wait_s(claim, count, now_us) for claim, count in pairs]
     longest_s = max(waits, default=0.0)
     if longest_s > 0:
+        claim, count = pairs[waits.index(longest_s)]
         return Refused(
-            by=claims[waits.index(longest_s)],
+            by=claim,
             retry_after_s=longest_s,
             states=tuple(_state(claim, count, now_us) for claim, count in pairs),
+            is_used_up=claim.period is not None and _is_used_up(claim, count),
         )
     return Granted(
         states=tuple(_state(claim, _add(count, claim), now_us) for claim, count in pairs)
@@ -138,7 +148,9 @@ def summarise(windows: Iterable[Window], now_us: int) -> tuple[Usage, ...]:
 def _usage(windows: list[Window], now_us: int) -> Usage:
     """Of one counter."""
     window_us = windows[0].window_us
-    used = {window.window: window.used for window in windows}
+    used = {
+        window.window: window.used for window in windows if window_us or window.fades_us > now_us
+    }
     latest = window_of(window_us, now_us)
     counts = Counts(current=used.get(latest, 0), previous=used.get(latest - 1, 0))
     return Usage(
@@ -149,14 +161,21 @@ def _usage(windows: list[Window], now_us: int) -> Usage:
 
 
 def _add(counts: Counts, claim: Claim) -> Counts:
-    return Counts(current=counts.current + claim.cost, previous=counts.previous)
+    return replace(counts, current=counts.current + claim.cost)
+
+
+def _is_used_up(claim: Claim, counts: Counts) -> bool:
+    """Whether the claim would not fit either if every living lease gave all of its own back."""
+    return counts.current - counts.reserved + claim.cost > claim.amount
 
 
 def _state(claim: Claim, counts: Counts, now_us: int) -> LimitState:
     window_us = claim.window_s * MICROSECONDS
     remaining = max(0, claim.amount - counted(counts, window_us, now_us))
     reset_us = 0
-    if window_us and counts.current:
+    if claim.period is not None:
+        reset_us = microseconds(claim.period.ends_in_s)
+    elif window_us and counts.current:
         reset_us = 2 * window_us - now_us % window_us
     elif window_us and counts.previous:
         reset_us = window_us - now_us % window_us
@@ -171,8 +190,10 @@ def _wait_s(claim: Claim, counts: Counts, now_us: int) -> float:
         return 0.0
     if room < 0:
         return math.inf
+    if claim.period is not None and _is_used_up(claim, counts):
+        return claim.period.ends_in_s
     if not window_us:
-        return CONCURRENCY_RETRY_S
+        return RESERVED_RETRY_S
     into_us = now_us % window_us
     if counts.current <= room:  # this window's own count fits: wait for the previous one to fade
         fits_us = window_us - (room - counts.current) * window_us // counts.previous

@@ -1,7 +1,7 @@
 """The lease around every request: reserved before dispatch, ended exactly once whatever happens.
 
-What a request owes is one fact, `Lease.tokens_used`: None until some backend has taken it on, then
-the prompt and every token generated so far. When the request is over, however it ended, a lease
+What a request owes is one fact, `Lease.spend`: None until some backend has taken it on, then the
+prompt and every token generated so far. When the request is over, however it ended, a lease
 that has used something is settled with it and one that has not is released. A process that is
 killed settles nothing: its leases expire in the store.
 
@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from gateway.errors import Overloaded
-from gateway.stores.base import Claim, LimitState, LimitStore, Refused, StoreError
+from gateway.stores.base import Claim, Dimension, LimitState, LimitStore, Refused, Spend, StoreError
 from gateway.tenancy.limits import refusal
 
 logger = logging.getLogger(__name__)
@@ -33,11 +33,11 @@ HEARTBEAT_S = 10.0
 
 @dataclass(slots=True, kw_only=True)
 class Lease:
-    """One running request. Whoever serves it keeps `tokens_used` up to date."""
+    """One running request. Whoever serves it keeps `spend` up to date."""
 
     lease_id: str
     states: tuple[LimitState, ...]  # the limits right after the reservation, for the headers
-    tokens_used: int | None = None  # None: no backend has accepted the request, it costs nothing
+    spend: Spend | None = None  # None: no backend has accepted the request, it costs nothing
 
 
 class Leases:
@@ -112,10 +112,10 @@ class Leases:
 
     async def extend_all(self) -> None:
         """One heartbeat: push the expiry of every living lease."""
-        for lease_id in tuple(self._alive):
-            if not await self._store.extend(lease_id, self._ttl_s) and lease_id in self._alive:
-                self._alive.discard(lease_id)
-                logger.warning("lease %s expired while its request was running", lease_id)
+        gone = await self._store.extend(tuple(self._alive), self._ttl_s)
+        for lease_id in gone & self._alive:  # others have ended meanwhile
+            self._alive.discard(lease_id)
+            logger.warning("lease %s expired while its request was running", lease_id)
 
     async def _beat(self) -> None:
         while True:
@@ -149,13 +149,14 @@ class Leases:
     async def _tell_store(self, lease: Lease) -> None:
         """The one terminal transition. A failure is ours, not the client's: logged and counted."""
         try:
-            if lease.tokens_used is None:
+            if lease.spend is None:
                 ended = await self._store.release(lease.lease_id)
             else:
-                ended = await self._store.settle(lease.lease_id, lease.tokens_used)
+                ended = await self._store.settle(lease.lease_id, lease.spend) is not None
         except Exception:  # a background task's door: nobody else would hear of it
             logger.exception("cannot end lease %s; it expires by itself", lease.lease_id)
             ended = False
-        if not ended and lease.tokens_used is not None:
+        if not ended and lease.spend is not None:
             self.unsettled += 1
-            logger.warning("lease %s: %d tokens not charged", lease.lease_id, lease.tokens_used)
+            tokens = lease.spend.amount(Dimension.TOKENS)
+            logger.warning("lease %s: %d tokens not charged", lease.lease_id, tokens)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from gateway.errors import ClientError, InvalidRequest, QuotaExhausted, RateLimited
 from gateway.policy.model import Limit
-from gateway.stores.base import Claim, Dimension, LimitState, Refused
+from gateway.stores.base import Claim, Dimension, LimitState, Refused, Spend
 from gateway.tenancy.tenants import Principal
 
 DAY_S = 86_400
@@ -21,12 +21,10 @@ _PERIODS = {1: "second", 60: "minute", 3600: "hour", DAY_S: "day", 30 * DAY_S: "
 _REPORTED = (Dimension.REQUESTS, Dimension.TOKENS)  # OpenAI has no headers for concurrency
 
 
-def claims_for(
-    limits: tuple[Limit, ...], principal: Principal, reserve_tokens: int
-) -> tuple[Claim, ...]:
+def claims_for(limits: tuple[Limit, ...], principal: Principal, most: Spend) -> tuple[Claim, ...]:
     """What one request asks of the limits of its plan.
 
-    `reserve_tokens` is the most it may use: its prompt and all it may generate.
+    `most` is what it may use: its prompt and all it may generate.
     """
     scope = f"tenant:{principal.tenant.tenant_id}"
     return tuple(
@@ -36,7 +34,7 @@ def claims_for(
             dimension=dimension,
             amount=amount,
             window_s=window_s,
-            cost=reserve_tokens if dimension is Dimension.TOKENS else 1,
+            cost=most.amount(dimension),
         )
         for limit in limits
         for dimension, amount, window_s in _parts(limit)
