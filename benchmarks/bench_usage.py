@@ -107,7 +107,8 @@ async def on_the_path(home: Path, num_requests: int) -> float:
             started_s = time.perf_counter()
             for _ in range(num_requests):
                 writer.begin()
-                writer.end(usage_record(call, PRINCIPAL))
+                writer.put(usage_record(call, PRINCIPAL))
+                writer.end()
             rounds.append((time.perf_counter() - started_s) / num_requests * 1e6)
             await writer.flush()
         await call.services.directory.aclose()

@@ -38,6 +38,7 @@ from gateway.telemetry.tgi_metrics import TGI_ENGINE
 from gateway.telemetry.tracing import Tracing, open_provider
 from gateway.tenancy.database import open_directory
 from gateway.tenancy.leases import Leases
+from gateway.usage.carrier import Outbox, UsageCarrier
 from gateway.usage.retention import delete_old
 from gateway.usage.store import UsageStore
 from gateway.usage.writer import UsageWriter
@@ -86,10 +87,10 @@ async def open_services(
         metrics.policy_info.labels(policy.digest).set(1)
         tracing = Tracing(open_provider(os.environ))
         stack.callback(tracing.close)
-        usage = await stack.enter_async_context(open_usage(settings))
-        metrics.usage_unwritten.set_function(lambda: usage.num_unwritten)
         store = await open_store(settings)
         stack.push_async_callback(store.aclose)
+        usage = await stack.enter_async_context(open_usage(settings, store))
+        metrics.usage_unwritten.set_function(lambda: usage.num_unwritten)
         leases = await stack.enter_async_context(Leases(store))
         directory = await open_directory(settings)
         stack.push_async_callback(directory.aclose)
@@ -117,7 +118,7 @@ async def open_services(
 
 
 @asynccontextmanager
-async def open_usage(settings: Settings) -> AsyncGenerator[UsageWriter]:
+async def open_usage(settings: Settings, outbox: Outbox) -> AsyncGenerator[UsageWriter]:
     """Where records go. Closed after the leases, so that every ending is in it."""
     store = await UsageStore.open(settings.home)
     deleting: asyncio.Task[None] | None = None
@@ -127,7 +128,7 @@ async def open_usage(settings: Settings) -> AsyncGenerator[UsageWriter]:
             deleting = asyncio.create_task(
                 delete_old(store, keep_s=keep_s, wall_clock=time.time), name="usage-retention"
             )
-        async with UsageWriter(store) as usage:
+        async with UsageCarrier(outbox, store), UsageWriter(store) as usage:
             yield usage
     finally:
         if deleting is not None:

@@ -1,19 +1,20 @@
 """From a request that is over to its usage record: what was used, of whom, and what it costs.
 
-Pure but for the clocks it is given. The tokens are `Call.tokens_used`, with which the lease was
-settled, so that records and counters add up to the same.
+Pure but for the clocks it is given. Record and charge (`spend_of`) are made of the same figures, so
+that records and counters add up to the same.
 """
 
 from __future__ import annotations
 
 from gateway.call import Call
 from gateway.policy.model import Decision
+from gateway.stores.base import Spend
 from gateway.tenancy.tenants import Principal
 from gateway.usage.record import UsageRecord
 
 
 def usage_record(call: Call, principal: Principal) -> UsageRecord:
-    """What a request is billed by. Called once, when its lease has ended."""
+    """What a request is billed by. Called once, when it is over."""
     decision = call.decision or Decision(decision_id="")
     prompt_tokens, cached_tokens, completion_tokens = (
         (call.prompt_tokens, call.cached_tokens, call.completion_tokens)
@@ -45,6 +46,17 @@ def usage_record(call: Call, principal: Principal) -> UsageRecord:
         total_s=call.elapsed_s(),
         first_token_s=call.first_token_s,
         queue_s=call.queue_s,
+    )
+
+
+def spend_of(call: Call) -> Spend | None:
+    """What its lease is settled with; None if no backend took it on, and it costs nothing."""
+    if not call.tokens_used:
+        return None
+    return Spend(
+        input_tokens=call.prompt_tokens,
+        output_tokens=call.completion_tokens,
+        cost_micros=_cost_micros(call) or 0,
     )
 
 

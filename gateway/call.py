@@ -19,13 +19,12 @@ from gateway.drain import Drain
 from gateway.errors import Draining, GatewayError, ServerError
 from gateway.networks import Network
 from gateway.policy.model import Decision, Policy
-from gateway.stores.base import Spend
 from gateway.telemetry import tracing
 from gateway.telemetry.metrics import OTHER, Metrics
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.tracing import Tracing
 from gateway.tenancy.database import Directory
-from gateway.tenancy.leases import Leases
+from gateway.tenancy.leases import Lease, Leases
 from gateway.tenancy.tenants import Principal
 from gateway.usage.writer import UsageWriter
 
@@ -82,6 +81,7 @@ class Call:
     status: int = 200
     error: GatewayError | None = None
     client_left: bool = False
+    lease: Lease | None = None
     limit_headers: tuple[tuple[str, str], ...] = ()
 
     def elapsed_s(self) -> float:
@@ -103,13 +103,6 @@ class Call:
                 self.queue_s = event.queue_s
                 self.estimated = event.usage.estimated
         self.tokens_used = self.prompt_tokens + self.completion_tokens
-
-    @property
-    def spend(self) -> Spend:
-        """What it has used so far."""
-        return Spend(
-            input_tokens=self.prompt_tokens, output_tokens=self.completion_tokens, cost_micros=0
-        )
 
     def _begin(self) -> None:
         if self.first_token_s is None:

@@ -23,7 +23,7 @@ from backends.base import Tokenizing
 from backends.errors import BackendError, BackendProtocolError, BackendTimeout, DeadlineExceeded
 from backends.types import UNLIMITED_TOKENS, Event, Finished, GenerationRequest
 from gateway.authenticate import authenticate
-from gateway.bill import usage_record
+from gateway.bill import spend_of, usage_record
 from gateway.body import ClientGone, check_media_type, read_body
 from gateway.call import Call, Services, headers_asked_for
 from gateway.dialects.base import Dialect, Exchange, Stamp, StreamEncoder
@@ -45,9 +45,9 @@ from gateway.responses import EventStream, WatchedSend, run_while_connected, sen
 from gateway.stores.base import Spend
 from gateway.telemetry import tracing
 from gateway.tenancy.key_rules import KeyScope
-from gateway.tenancy.leases import Lease
 from gateway.tenancy.limits import claims_for, rate_headers
 from gateway.tenancy.tenants import Principal
+from gateway.usage.record import to_bytes
 
 log = logging.getLogger("turnout.pipeline")
 
@@ -95,13 +95,14 @@ class GenerationEndpoint:
         try:
             await self.serve(call, scope, receive, WatchedSend(send))
         finally:
-            services.drain.num_active -= 1
             try:
                 if call.principal is not None and call.is_on_record:
-                    services.usage.end(usage_record(call, call.principal))
+                    await _settle(call, call.principal)
                 call.record()
             except Exception:  # bookkeeping's door: the answer is out, and was right
                 log.exception("request %s was not recorded", call.stamp.request_id)
+            finally:
+                services.drain.num_active -= 1
 
     async def serve(self, call: Call, scope: Scope, receive: Receive, send: WatchedSend) -> None:
         """One request, from its headers to its last byte."""
@@ -142,7 +143,7 @@ class GenerationEndpoint:
     async def _answer(
         self, call: Call, principal: Principal, exchange: Exchange, send: Send
     ) -> None:
-        """Decide where the request goes, hold a lease while it is answered, send the answer."""
+        """Decide where the request goes, take the lease that `_settle` ends, send the answer."""
         services = call.services
         try:
             decision, prompt_tokens = await _route(call, principal, exchange.request)
@@ -155,17 +156,17 @@ class GenerationEndpoint:
             )
             most = await _most(services, request, decision, prompt_tokens)
             claims = claims_for(decision.limits, principal, most)
-            async with services.leases.acquire(call.stamp.request_id, claims) as lease:
-                call.limit_headers = rate_headers(lease.states)
-                call.admitted_s = call.elapsed_s()
-                call.prompt_tokens = prompt_tokens
-                async with aclosing(_attempts(call, request, decision, lease)) as events:
-                    if request.stream:
-                        await _send_stream(call, exchange, decision, events, send)
-                    else:
-                        collected = [event async for event in events]
-                        reply = exchange.collect(decision.model, collected, call.timings())
-                        await send_reply(send, reply, call.headers())
+            call.lease = await services.leases.reserve(call.stamp.request_id, claims)
+            call.limit_headers = rate_headers(call.lease.states)
+            call.admitted_s = call.elapsed_s()
+            call.prompt_tokens = prompt_tokens
+            async with aclosing(_attempts(call, request, decision)) as events:
+                if request.stream:
+                    await _send_stream(call, exchange, decision, events, send)
+                else:
+                    collected = [event async for event in events]
+                    reply = exchange.collect(decision.model, collected, call.timings())
+                    await send_reply(send, reply, call.headers())
         except RateLimited as error:
             services.metrics.limit_rejections.labels(
                 principal.tenant.name, error.limit, error.dimension
@@ -180,6 +181,20 @@ class GenerationEndpoint:
         call.fail(error, reply.status)
         closing = (("connection", "close"),) if isinstance(error, Draining) else ()
         await send_reply(send, reply, (*call.headers(), *closing))
+
+
+async def _settle(call: Call, principal: Principal) -> None:
+    """End the lease, if there is one, and leave the record of the request: in the same step."""
+    usage = call.services.usage
+    record = usage_record(call, principal)
+    try:
+        if call.lease is None:
+            usage.put(record)
+            return
+        call.lease.spend, call.lease.record = spend_of(call), to_bytes(record)
+        await call.services.leases.end(call.lease, not_kept=lambda: usage.put(record))
+    finally:
+        usage.end()
 
 
 async def _route(
@@ -288,9 +303,7 @@ async def _pump(events: Events, encoder: StreamEncoder, stream: EventStream) -> 
     return None
 
 
-async def _attempts(
-    call: Call, request: GenerationRequest, decision: Decision, lease: Lease
-) -> Events:
+async def _attempts(call: Call, request: GenerationRequest, decision: Decision) -> Events:
     """The events of the first backend that gives any: fails over before the first event only, and
     while there is time left.
     """
@@ -307,7 +320,6 @@ async def _attempts(
             async with aclosing(_attempt(call, name, timed, timeouts)) as events:
                 async for event in events:
                     call.count(event)
-                    lease.spend = call.spend
                     yield event
             return
         except BackendError as error:

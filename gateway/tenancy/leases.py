@@ -31,13 +31,18 @@ HEARTBEAT_S = 10.0
 """An extension costs about 0.2 ms, so 500 leases cost one percent of a core."""
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(slots=True, kw_only=True)
 class Lease:
-    """One running request. Whoever serves it keeps `spend` up to date."""
+    """One running request. Whoever serves it says what it spent before it ends."""
 
     lease_id: str
     states: tuple[LimitState, ...]  # the limits right after the reservation, for the headers
     spend: Spend | None = None  # None: no backend has accepted the request, it costs nothing
+    record: bytes = b""  # what the store keeps of it in the step that ends it; empty: nothing
 
 
 class Leases:
@@ -85,9 +90,15 @@ class Leases:
 
     @asynccontextmanager
     async def acquire(self, lease_id: str, claims: tuple[Claim, ...]) -> AsyncGenerator[Lease]:
-        """Reserve, hold while the body runs, then settle or release.
+        """Reserve, hold while the body runs, then end the lease. Raises as `reserve` does."""
+        lease = await self.reserve(lease_id, claims)
+        try:
+            yield lease
+        finally:
+            await self.end(lease)
 
-        The end is not lost if the request is cancelled, not even while it is ending.
+    async def reserve(self, lease_id: str, claims: tuple[Claim, ...]) -> Lease:
+        """Take a lease, and keep it alive. Whoever gets it ends it.
 
         Raises:
             RateLimited: a limit is reached.
@@ -96,11 +107,20 @@ class Leases:
         """
         lease = Lease(lease_id=lease_id, states=await self._reserve(lease_id, claims))
         self._alive.add(lease_id)
-        try:
-            yield lease
-        finally:
-            self._alive.discard(lease_id)
-            await self._end(lease)
+        return lease
+
+    async def end(self, lease: Lease, not_kept: Callable[[], None] = _nothing) -> None:
+        """Settle or release a lease. Called once; not lost if the caller is cancelled meanwhile.
+
+        not_kept: called if the store did not take the lease's end, and so has no record of it.
+        """
+        self._alive.discard(lease.lease_id)
+        ending = asyncio.create_task(
+            self._tell_store(lease, not_kept), name=f"end-{lease.lease_id}"
+        )
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+        await asyncio.shield(ending)
 
     async def problem(self) -> str:
         """Why the limits cannot be checked now; empty if they can."""
@@ -130,7 +150,7 @@ class Leases:
             outcome = await self._store.reserve(lease_id, claims, self._ttl_s)
         except asyncio.CancelledError:
             # The store may have granted it all the same.
-            await self._end(Lease(lease_id=lease_id, states=()))
+            await self.end(Lease(lease_id=lease_id, states=()))
             raise
         except StoreError as error:
             logger.exception("cannot reserve for %s", lease_id)
@@ -139,23 +159,19 @@ class Leases:
             raise refusal(outcome)
         return outcome.states
 
-    async def _end(self, lease: Lease) -> None:
-        """End the lease in a task of its own, which no cancellation of the request reaches."""
-        ending = asyncio.create_task(self._tell_store(lease), name=f"end-{lease.lease_id}")
-        self._endings.add(ending)
-        ending.add_done_callback(self._endings.discard)
-        await asyncio.shield(ending)
-
-    async def _tell_store(self, lease: Lease) -> None:
+    async def _tell_store(self, lease: Lease, not_kept: Callable[[], None]) -> None:
         """The one terminal transition. A failure is ours, not the client's: logged and counted."""
         try:
             if lease.spend is None:
-                ended = await self._store.release(lease.lease_id)
+                ended = await self._store.release(lease.lease_id, lease.record)
             else:
-                ended = await self._store.settle(lease.lease_id, lease.spend) is not None
+                charges = await self._store.settle(lease.lease_id, lease.spend, lease.record)
+                ended = charges is not None
         except Exception:  # a background task's door: nobody else would hear of it
             logger.exception("cannot end lease %s; it expires by itself", lease.lease_id)
             ended = False
+        if not ended:
+            not_kept()
         if not ended and lease.spend is not None:
             self.unsettled += 1
             tokens = lease.spend.amount(Dimension.TOKENS)

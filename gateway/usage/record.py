@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import orjson
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecord:
@@ -37,3 +39,20 @@ class UsageRecord:
     total_s: float
     first_token_s: float | None  # None: nothing came
     queue_s: float
+
+
+def to_bytes(record: UsageRecord) -> bytes:
+    """As it waits in the outbox of the limit store: a JSON object."""
+    return orjson.dumps(record)
+
+
+def from_bytes(data: bytes) -> UsageRecord:
+    """What `to_bytes` gave.
+
+    Raises:
+        ValueError: it did not.
+    """
+    try:
+        return UsageRecord(**orjson.loads(data))
+    except TypeError as error:
+        raise ValueError(f"not a usage record of this version: {error}") from error

@@ -1,8 +1,12 @@
-"""From finished requests to the store, off the request's path: a bounded queue and one task.
+"""Records that no limit store keeps, off the request's path: a bounded queue and one task.
 
-A request takes a place in the queue before it runs, and leaves its record there when it is over;
-both are a few operations in memory. The task writes what is there at once, and then again every
-`interval_s` at most: a process that is killed loses what ended since the last write. A batch that
+They are of requests that were refused before they had a lease, which cost nothing, and of those
+whose end the store did not take, because it failed. What was charged is in the store's outbox, with
+the charge (`carrier.py`).
+
+A request takes a place in the queue before it runs, and gives it back when it is over; both are a
+few operations in memory. The task writes what is there at once, and then again every `interval_s`
+at most: a process that is killed loses what came since the last write. A batch that
 the store did not take is sent again until it does, which its request ids make harmless. When all
 places are taken, because the store has failed for long, new requests are refused: none is served
 without a record.
@@ -108,11 +112,14 @@ class UsageWriter:
         self._num_open += 1
         self._all_ended.clear()
 
-    def end(self, record: UsageRecord) -> None:
-        """Leave the record of a request that is over."""
+    def end(self) -> None:
+        """A request is over, and its record somewhere: here, or with the charge."""
         self._num_open -= 1
         if not self._num_open:
             self._all_ended.set()
+
+    def put(self, record: UsageRecord) -> None:
+        """Leave the record of a request that no store keeps."""
         if self._is_closed:
             _tell(record)
             return

@@ -31,6 +31,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tracing import Tracing
 from gateway.tenancy.database import Directory
 from gateway.tenancy.leases import Leases
+from gateway.usage.carrier import UsageCarrier
 from gateway.usage.record import UsageRecord
 from gateway.usage.store import Selection, UsageStore
 from gateway.usage.writer import UsageWriter
@@ -73,6 +74,7 @@ class Gateway:
     services: Services
     store: LimitStore
     usage: UsageStore
+    carrier: UsageCarrier
     spans: InMemorySpanExporter
     key: str
 
@@ -106,6 +108,7 @@ class Gateway:
     async def records(self) -> list[UsageRecord]:
         """The usage records of all requests that have ended, oldest first."""
         await self.services.usage.flush()
+        await self.carrier.carry()
         async with aclosing(self.usage.records(Selection())) as records:
             return [record async for record in records]
 
@@ -206,9 +209,10 @@ async def gateway_over(
         key, _ = await directory.create_key("acme", name="test", now_s=time.time())
         usage = await UsageStore.open(home)
         stack.push_async_callback(usage.aclose)
-        writer = await stack.enter_async_context(UsageWriter(usage, capacity=usage_capacity))
         store = store or MemoryStore(clock=limit_clock)
         stack.push_async_callback(store.aclose)
+        carrier = UsageCarrier(store, usage)  # which carries when a test looks
+        writer = await stack.enter_async_context(UsageWriter(usage, capacity=usage_capacity))
         leases = await stack.enter_async_context(Leases(store))
         spans = InMemorySpanExporter()
         provider = TracerProvider()
@@ -232,4 +236,6 @@ async def gateway_over(
             body_timeout_s=5.0,
             keep_alive_s=keep_alive_s,
         )
-        yield Gateway(services=services, store=store, usage=usage, spans=spans, key=key)
+        yield Gateway(
+            services=services, store=store, usage=usage, carrier=carrier, spans=spans, key=key
+        )

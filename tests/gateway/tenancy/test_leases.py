@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import pytest
 
 from gateway.errors import InvalidRequest, Overloaded, RateLimited
-from gateway.stores.base import Claim, Granted, Refused, StoreError
+from gateway.stores.base import Charge, Claim, Granted, Refused, Spend, StoreError
 from gateway.stores.memory import MemoryStore
 from gateway.tenancy.leases import Lease, Leases
 from tests.clock import FakeClock
@@ -48,14 +48,16 @@ class UnsteadyStore(MemoryStore):
         await self._wait()
         return outcome
 
-    async def extend(self, lease_id: str, ttl_s: float) -> bool:
+    async def extend(self, lease_ids: tuple[str, ...], ttl_s: float) -> frozenset[str]:
         self._fail()
-        return await super().extend(lease_id, ttl_s)
+        return await super().extend(lease_ids, ttl_s)
 
-    async def settle(self, lease_id: str, tokens: int) -> bool:
+    async def settle(
+        self, lease_id: str, spend: Spend, record: bytes = b""
+    ) -> tuple[Charge, ...] | None:
         await self._wait()
         self._fail()
-        return await super().settle(lease_id, tokens)
+        return await super().settle(lease_id, spend, record)
 
     def _fail(self) -> None:
         if self.failing:
@@ -107,6 +109,10 @@ async def leases(store: UnsteadyStore, beat: Beat) -> AsyncIterator[Leases]:
         yield leases
 
 
+def spent(tokens: int) -> Spend:
+    return Spend(input_tokens=0, output_tokens=tokens, cost_micros=0)
+
+
 async def used_tokens(store: MemoryStore) -> dict[str, tuple[int, int]]:
     return {one.counter.split("/")[1]: (one.used, one.reserved) for one in await store.usage()}
 
@@ -117,8 +123,8 @@ async def test_a_finished_request_is_charged_what_it_used(
     """Cases Q-STREAM-TPM and Q-CHARGE-ONE."""
     async with leases.acquire("a", CLAIMS) as lease:
         assert [state.remaining for state in lease.states] == [9, 600, 1]
-        lease.tokens_used = 20
-        lease.tokens_used = 35
+        lease.spend = spent(20)
+        lease.spend = spent(35)
     assert await used_tokens(store) == {"requests": (1, 0), "tokens": (35, 0)}
 
 
@@ -135,7 +141,7 @@ async def test_a_request_that_used_no_tokens_is_still_a_request(
     leases: Leases, store: UnsteadyStore
 ) -> None:
     async with leases.acquire("a", CLAIMS) as lease:
-        lease.tokens_used = 0
+        lease.spend = spent(0)
     assert await used_tokens(store) == {"requests": (1, 0)}
 
 
@@ -144,7 +150,7 @@ async def test_a_failing_request_is_charged_what_it_had_used(
 ) -> None:
     async def request() -> None:
         async with leases.acquire("a", CLAIMS) as lease:
-            lease.tokens_used = 12
+            lease.spend = spent(12)
             raise ConnectionError("engine died")
 
     with pytest.raises(ConnectionError, match="engine died"):
@@ -160,7 +166,7 @@ async def test_a_cancelled_request_is_charged_what_it_had_used(
 
     async def request() -> None:
         async with leases.acquire("a", CLAIMS) as lease:
-            lease.tokens_used = 25
+            lease.spend = spent(25)
             running.set()
             await asyncio.Event().wait()
 
@@ -179,7 +185,7 @@ async def test_cancelling_while_it_ends_does_not_lose_the_end(
 
     async def request() -> None:
         async with leases.acquire("a", CLAIMS) as lease:
-            lease.tokens_used = 25
+            lease.spend = spent(25)
             store.pause()
 
     task = asyncio.create_task(request())
@@ -219,7 +225,7 @@ async def test_closing_a_stream_early_ends_its_lease(leases: Leases, store: Unst
     async def stream() -> AsyncGenerator[int]:
         async with leases.acquire("a", CLAIMS) as lease:
             for count in range(1, 200):
-                lease.tokens_used = count
+                lease.spend = spent(count)
                 yield count
 
     events = stream()
@@ -233,7 +239,7 @@ async def test_a_refusal_is_raised_and_leaves_nothing_behind(
 ) -> None:
     """Case Q-REJECT-CONSUMES."""
     async with leases.acquire("a", (requests(10), slots(1))) as lease:
-        lease.tokens_used = 1
+        lease.spend = spent(1)
         with pytest.raises(RateLimited) as caught:
             async with leases.acquire("b", (requests(10), slots(1))):
                 pytest.fail("there was no slot left")
@@ -263,7 +269,7 @@ async def test_a_store_failing_at_the_end_is_not_the_clients_problem(
     leases: Leases, store: UnsteadyStore, clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with leases.acquire("a", CLAIMS) as lease:
-        lease.tokens_used = 77
+        lease.spend = spent(77)
         store.failing = True
     assert leases.unsettled == 1
     assert "77 tokens not charged" in caplog.text
@@ -278,10 +284,10 @@ async def test_the_heartbeat_keeps_a_long_request_alive(
         for _ in range(5):
             clock.advance(20.0)
             await beat.once()
-        lease.tokens_used = 300
+        lease.spend = spent(300)
     assert leases.unsettled == 0
     await store.reserve("probe", (requests(10),), 30.0)
-    assert not await store.extend("long", 30.0)
+    assert await store.extend(("long",), 30.0) == {"long"}
 
 
 async def test_the_heartbeat_survives_a_failing_store(
@@ -295,7 +301,7 @@ async def test_the_heartbeat_survives_a_failing_store(
         clock.advance(10.0)
         await beat.once()
         clock.advance(20.0)
-        lease.tokens_used = 5
+        lease.spend = spent(5)
     assert leases.unsettled == 0
 
 
@@ -305,7 +311,7 @@ async def test_a_lease_that_expired_all_the_same_is_told_of(
     async with leases.acquire("a", CLAIMS) as lease:
         clock.advance(30.0)
         await beat.once()
-        lease.tokens_used = 5
+        lease.spend = spent(5)
     assert "lease a expired while its request was running" in caplog.text
     assert leases.unsettled == 1
 
@@ -331,7 +337,7 @@ async def test_however_requests_end_the_books_balance(
         async with leases.acquire(lease_id, (requests(1000), tokens(10**6, 200))) as lease:
             held.append(lease)
             for count in range(draw.randint(0, 5)):
-                lease.tokens_used = count
+                lease.spend = spent(count)
                 await asyncio.sleep(0)
             if draw.random() < 0.2:
                 raise ConnectionError("engine died")
@@ -343,5 +349,5 @@ async def test_however_requests_end_the_books_balance(
             task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await leases.aclose()
-    used = [lease.tokens_used for lease in held if lease.tokens_used is not None]
+    used = [lease.spend.output_tokens for lease in held if lease.spend is not None]
     assert await used_tokens(store) == {"requests": (len(used), 0), "tokens": (sum(used), 0)}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gateway.app import open_usage
 from gateway.config import Settings
+from gateway.stores.memory import MemoryStore
 from gateway.usage.store import Selection, UsageStore
 from tests.gateway.usage.examples import record
 
@@ -27,10 +28,12 @@ async def test_records_are_kept_for_ever_unless_the_operator_says_for_how_long(
     now_s = time.time()
     store = await UsageStore.open(tmp_path)
     await store.append([record("old", time_s=now_s - 3 * DAY_S), record("new", time_s=now_s)])
-    async with open_usage(Settings(home=tmp_path)):
+    async with open_usage(Settings(home=tmp_path), MemoryStore(clock=time.time)):
         pass
     assert await ids(store) == ["old", "new"]
-    async with open_usage(Settings(home=tmp_path, usage_retention=timedelta(days=2))):
+    async with open_usage(
+        Settings(home=tmp_path, usage_retention=timedelta(days=2)), MemoryStore(clock=time.time)
+    ):
         async with asyncio.timeout(10):
             while await ids(store) != ["new"]:
                 await asyncio.sleep(0)
@@ -40,10 +43,11 @@ async def test_records_are_kept_for_ever_unless_the_operator_says_for_how_long(
 async def test_what_is_in_the_queue_is_written_before_the_database_is_closed(
     tmp_path: Path,
 ) -> None:
-    async with open_usage(Settings(home=tmp_path)) as usage:
+    async with open_usage(Settings(home=tmp_path), MemoryStore(clock=time.time)) as usage:
         for number in range(3):
             usage.begin()
-            usage.end(record(number))
+            usage.put(record(number))
+            usage.end()
     store = await UsageStore.open(tmp_path)
     assert await ids(store) == ["0", "1", "2"]
     await store.aclose()

@@ -35,7 +35,8 @@ async def main(home, name):
     async with UsageWriter(store) as writer:
         for i in range(200):
             writer.begin()
-            writer.end(record(f"{name}-{i}"))
+            writer.put(record(f"{name}-{i}"))
+            writer.end()
             await asyncio.sleep(0)
             if i == 100:
                 await writer.flush()

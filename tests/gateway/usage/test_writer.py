@@ -63,7 +63,8 @@ async def ids(store: UsageStore) -> list[str]:
 def finish(writer: UsageWriter, *ended: UsageRecord) -> None:
     for one in ended:
         writer.begin()
-        writer.end(one)
+        writer.put(one)
+        writer.end()
 
 
 async def test_the_first_record_is_written_at_once_and_the_next_after_the_interval(
@@ -95,7 +96,8 @@ async def test_closing_writes_what_is_left(store: UsageStore) -> None:
 async def test_closing_waits_for_requests_that_are_ending(store: UsageStore) -> None:
     async with UsageWriter(store, sleep=Sleeper()) as writer:
         writer.begin()
-        asyncio.get_running_loop().call_soon(writer.end, record(1))
+        asyncio.get_running_loop().call_soon(writer.put, record(1))
+        asyncio.get_running_loop().call_soon(writer.end)
     assert await ids(store) == ["1"]
     await store.aclose()
 
@@ -139,13 +141,16 @@ async def test_places_are_for_running_requests_and_unwritten_records_alike(
         writer.begin()
         with pytest.raises(Overloaded, match="Usage cannot be recorded"):
             writer.begin()
-        writer.end(record(1))
+        writer.put(record(1))
+        writer.end()
         with pytest.raises(Overloaded):
             writer.begin()
         await writer.flush()
         writer.begin()
-        writer.end(record(2))
-        writer.end(record(3))
+        writer.put(record(2))
+        writer.end()
+        writer.put(record(3))
+        writer.end()
     assert await ids(store) == ["1", "2", "3"]
     await store.aclose()
 
@@ -159,7 +164,8 @@ async def test_what_cannot_be_written_at_the_end_is_in_the_log_to_be_billed_by_h
     async with UsageWriter(Failing(store, times=-1), sleep=at_once) as writer:
         finish(writer, record(1))
     writer.begin()
-    writer.end(record(2))
+    writer.put(record(2))
+    writer.end()
     lines = [
         json.loads(message.partition(": ")[2])
         for message in caplog.messages
