@@ -2,7 +2,7 @@
 BIN := .venv/bin
 MODEL := smollm2-135m-instruct
 
-.PHONY: serve test check format model lock clean bench-backends
+.PHONY: serve test check format model lock clean bench-backends chaos
 
 serve: .venv/.native ## install what is locked, pull the model, serve on 127.0.0.1:8000
 	@$(BIN)/turnout models pull $(MODEL)
@@ -28,6 +28,10 @@ bench-backends: .venv/.dev ## hold the three local engines against each other; r
 	@$(BIN)/turnout models pull $(MODEL)
 	$(BIN)/python -m benchmarks.bench_backends --output .turnout/bench/backends.json
 	$(BIN)/python -m benchmarks.chart_backends .turnout/bench/backends.json docs/images/backends.svg
+
+chaos: .venv/.dev ## kill clients, engine and gateways under load, and see that the books are right
+	@$(BIN)/turnout models pull $(MODEL)
+	$(BIN)/python -m benchmarks.chaos
 
 lock: ## resolve anew what is installed
 	scripts/lock.sh
