@@ -63,8 +63,8 @@ class Books:
     records: tuple[UsageRecord, ...]
 
     def used(self, limit: str, dimension: Dimension) -> int:
-        prefix = f"{limit}/{dimension.value}/"
-        return sum(one.used for one in self.usage if one.counter.startswith(prefix))
+        name = f"/{limit}/{dimension.value}/"
+        return sum(one.used for one in self.usage if name in one.counter)
 
     @property
     def reserved(self) -> int:

@@ -89,8 +89,9 @@ class Claim:
 
     @property
     def counter(self) -> str:
+        """Its name. What one request counts in lies side by side in an ordered store."""
         window = self.period.name if self.period else self.window_s
-        return f"{self.limit}/{self.dimension.value}/{window}/{self.scope}"
+        return f"{self.scope}/{self.limit}/{self.dimension.value}/{window}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +133,9 @@ class Charge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One record in the outbox. What is in it is its writer's business."""
+    """One record in the outbox: UTF-8, and else its writer's business."""
 
-    lease_id: str
+    entry_id: str  # the store's own, to forget it by
     record: bytes
 
 
@@ -170,8 +171,8 @@ class LimitStore(Protocol):
         what was spent. A record that is not empty goes to the outbox in the same step.
 
         Request counts stay as they are. The correction goes to the window, or the period, the
-        reservation was made in. Gives what counts in periods; None, and keeps no record, if the
-        lease is gone.
+        reservation was made in. Gives what counts in periods that are not over; None, and keeps no
+        record, if the lease is gone.
         """
         ...
 
@@ -191,7 +192,7 @@ class LimitStore(Protocol):
         """
         ...
 
-    async def forget(self, lease_ids: tuple[str, ...]) -> None:
+    async def forget(self, entry_ids: tuple[str, ...]) -> None:
         """Drop records from the outbox; those that are not there are no matter."""
         ...
 

@@ -22,6 +22,9 @@ from gateway.stores.window import (
     summarise,
 )
 
+SWEEP_US = 60 * MICROSECONDS
+"""Between two looks for windows that count no more."""
+
 
 @dataclass(slots=True, kw_only=True)
 class _Lease:
@@ -42,6 +45,7 @@ class MemoryStore:
         self._clock = clock
         self._reading_us = microseconds(clock())
         self._now_us = self._reading_us
+        self._swept_us = self._now_us
         self._counters: defaultdict[str, dict[int, Window]] = defaultdict(dict)
         self._leases: dict[str, _Lease] = {}
         self._outbox: dict[str, _Record] = {}  # oldest first
@@ -60,14 +64,8 @@ class MemoryStore:
         held = hold(claims, now_us)
         outcome = decide(claims, [self._counts(one) for one in held], now_us)
         if isinstance(outcome, Granted):
-            for claim, one in zip(claims, held, strict=True):
-                fresh = Window(
-                    counter=one.counter,
-                    window=one.window,
-                    window_us=claim.window_s * MICROSECONDS,
-                    fades_us=one.fades_us,
-                )
-                self._counters[one.counter].setdefault(one.window, fresh).reserved += one.cost
+            for one in held:
+                self._window(one).reserved += one.cost
             expires_us = now_us + microseconds(ttl_s)
             self._leases[lease_id] = _Lease(expires_us=expires_us, held=held)
         return outcome
@@ -84,27 +82,20 @@ class MemoryStore:
         self, lease_id: str, spend: Spend, record: bytes = b""
     ) -> tuple[Charge, ...] | None:
         """See `LimitStore.settle`."""
-        self._advance()
-        lease = self._leases.pop(lease_id, None)
-        if lease is None:
+        now_us = self._advance()
+        held = self._end(lease_id, spend, record)
+        if held is None:
             return None
-        self._keep(lease_id, record)
-        charges = [(one, one.charge(spend)) for one in lease.held]
-        for one, charge in charges:
-            self._end(one, charge=charge)
         return tuple(
-            Charge(counter=one.counter, charged=charge, used=self._used(one))
-            for one, charge in charges
-            if one.is_period
+            Charge(counter=one.counter, charged=one.charge(spend), used=self._window(one).used)
+            for one in held
+            if one.is_period and one.fades_us > now_us
         )
 
     async def release(self, lease_id: str, record: bytes = b"") -> bool:
         """See `LimitStore.release`."""
         self._advance()
-        was_alive = self._release(lease_id)
-        if was_alive:
-            self._keep(lease_id, record)
-        return was_alive
+        return self._end(lease_id, None, record) is not None
 
     async def collect(self, most: int, hold_s: float) -> tuple[Entry, ...]:
         """See `LimitStore.collect`."""
@@ -112,12 +103,12 @@ class MemoryStore:
         free = [one for one in self._outbox.items() if one[1].held_until_us <= now_us][:most]
         for _, one in free:
             one.held_until_us = now_us + microseconds(hold_s)
-        return tuple(Entry(lease_id=lease_id, record=one.record) for lease_id, one in free)
+        return tuple(Entry(entry_id=entry_id, record=one.record) for entry_id, one in free)
 
-    async def forget(self, lease_ids: tuple[str, ...]) -> None:
+    async def forget(self, entry_ids: tuple[str, ...]) -> None:
         """See `LimitStore.forget`."""
-        for lease_id in lease_ids:
-            self._outbox.pop(lease_id, None)
+        for entry_id in entry_ids:
+            self._outbox.pop(entry_id, None)
 
     async def usage(self) -> tuple[Usage, ...]:
         """See `LimitStore.usage`."""
@@ -139,38 +130,55 @@ class MemoryStore:
         for lease_id in [
             lease_id for lease_id, lease in self._leases.items() if lease.expires_us <= self._now_us
         ]:
-            self._release(lease_id)
+            self._end(lease_id, None)
+        if self._now_us >= self._swept_us + SWEEP_US:
+            self._sweep()
         return self._now_us
 
-    def _release(self, lease_id: str) -> bool:
+    def _sweep(self) -> None:
+        """Drop what counts no more and no living lease has still to end in."""
+        self._swept_us = self._now_us
+        for counter, windows in tuple(self._counters.items()):
+            kept = {
+                number: one
+                for number, one in windows.items()
+                if one.reserved or one.fades_us > self._now_us
+            }
+            if kept:
+                self._counters[counter] = kept
+            else:
+                del self._counters[counter]
+
+    def _end(
+        self, lease_id: str, spend: Spend | None, record: bytes = b""
+    ) -> tuple[Held, ...] | None:
+        """Settle a lease, or release it if nothing was spent; what it held, None if it is gone."""
         lease = self._leases.pop(lease_id, None)
         if lease is None:
-            return False
-        for one in lease.held:
-            self._end(one, charge=0)
-        return True
-
-    def _keep(self, lease_id: str, record: bytes) -> None:
+            return None
         if record:
             self._outbox[lease_id] = _Record(record=record)
+        for one in lease.held:
+            window = self._window(one)
+            window.reserved -= one.cost
+            window.used += one.charge(spend) if spend else 0
+        return lease.held
 
-    def _used(self, held: Held) -> int:
-        """What stands in a period; it may be over, and dropped, by now."""
-        window = self._counters[held.counter].get(held.window)
-        return window.used if window else 0
-
-    def _end(self, held: Held, *, charge: int) -> None:
-        window = self._counters[held.counter].get(held.window)
-        if window is None:
-            return  # dropped: nothing was reserved in it, and it counts no more
-        window.reserved -= held.cost
-        window.used += charge
+    def _window(self, held: Held) -> Window:
+        fresh = Window(
+            counter=held.counter,
+            window=held.window,
+            window_us=held.window_us,
+            fades_us=held.fades_us,
+        )
+        return self._counters[held.counter].setdefault(held.window, fresh)
 
     def _counts(self, held: Held) -> Counts:
-        """What stands against one claim; windows that count no more are dropped on the way."""
+        """What stands against one claim."""
         windows = self._counters[held.counter]
-        for index in [index for index in windows if index < held.window - 1]:
-            if not windows[index].reserved:  # else a living lease has still to end in it
-                del windows[index]
-        totals = {index: window.used + window.reserved for index, window in windows.items()}
-        return Counts(current=totals.get(held.window, 0), previous=totals.get(held.window - 1, 0))
+        current, previous = windows.get(held.window), windows.get(held.window - 1)
+        return Counts(
+            current=current.used + current.reserved if current else 0,
+            previous=previous.used + previous.reserved if previous else 0,
+            reserved=current.reserved if current else 0,
+        )

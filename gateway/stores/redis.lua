@@ -5,16 +5,19 @@
 --   used      hash        window -> what ended leases count in it
 --   fading    sorted set  window -> when its `used` counts no more
 --   reserved  hash        window -> what living leases hold in it
---   leases    hash        lease id -> JSON, for each claim: dimension, window, cost
+--   leases    hash        lease id -> JSON, for each claim: dimension, window, cost, end of its period
 --   expiries  sorted set  lease id -> when it expires
+--   records   hash        lease id -> what it came to
+--   outbox    sorted set  lease id -> from when on its record may be collected
 -- ARGV: the step, a reading of the clock or "" for the server's own, how much to tidy up at most, then
 -- what the step takes.
 --
--- Times are in microseconds. A window is named "NUMBER LENGTH COUNTER"; concurrency has one, of length 0.
+-- Times are in microseconds. A window is named "NUMBER LENGTH COUNTER"; concurrency and a period have
+-- one, of length 0. The end of a period is "" for all else.
 -- A number in Lua is a double: all that count here are whole and below 2^52 (as a time, the year 2112; a
 -- policy's amounts end at 10^15), hence exact, as long as Lua does not write them: it keeps 14 digits.
 
-local CLOCK, USED, FADING, RESERVED, LEASES, EXPIRIES = unpack(KEYS)
+local CLOCK, USED, FADING, RESERVED, LEASES, EXPIRIES, RECORDS, OUTBOX = unpack(KEYS)
 local STEP, READING, MOST = unpack(ARGV)
 local DIGIT = 2 ^ 26
 
@@ -70,31 +73,39 @@ end
 
 local now_us = advance()
 
--- End a lease; 0 if there is none. `charges` says by dimension what stays counted: -1 is what was
--- reserved, none is nothing.
-local function finish(lease_id, charges)
+-- End a lease; false if there is none. `charges` says by dimension what stays counted, nothing if it is
+-- not there. Gives three for each period that is not over: counter, charge, what is used by now.
+local function finish(lease_id, charges, record)
   local held = redis.call('HGET', LEASES, lease_id)
   if not held then
-    return 0
+    return false
   end
+  local periods = {}
   for _, one in ipairs(cjson.decode(held)) do
-    local dimension, window, cost = unpack(one)
+    local dimension, window, cost, ends_us = unpack(one)
     if redis.call('HINCRBY', RESERVED, window, whole(0 - cost)) == 0 then
       redis.call('HDEL', RESERVED, window)
     end
     local charge = charges[dimension] or 0
-    if charge < 0 then
-      charge = tonumber(cost)
-    end
-    local until_us = faded_us(window)
+    local until_us = tonumber(ends_us) or faded_us(window)
+    local used = 0
     if charge > 0 and until_us > now_us then
-      redis.call('HINCRBY', USED, window, whole(charge))
+      used = redis.call('HINCRBY', USED, window, whole(charge))
       redis.call('ZADD', FADING, whole(until_us), window)
+    end
+    if ends_us ~= '' and until_us > now_us then
+      periods[#periods + 1] = window:match('^0 0 (.*)$')
+      periods[#periods + 1] = charge
+      periods[#periods + 1] = used > 0 and used or tonumber(redis.call('HGET', USED, window) or 0)
     end
   end
   redis.call('HDEL', LEASES, lease_id)
   redis.call('ZREM', EXPIRIES, lease_id)
-  return 1
+  if record and record ~= '' then
+    redis.call('HSET', RECORDS, lease_id, record)
+    redis.call('ZADD', OUTBOX, whole(now_us), lease_id)
+  end
+  return periods
 end
 
 local function due(key)
@@ -135,11 +146,12 @@ local function windows_of(claim)
   }
 end
 
--- What stands in the current and in the previous window.
+-- What stands in the current and in the previous window, and what of the current one is reserved.
 local function counted(windows)
   local used = redis.call('HMGET', USED, unpack(windows))
   local reserved = redis.call('HMGET', RESERVED, unpack(windows))
-  return (used[1] or 0) + (reserved[1] or 0), (used[2] or 0) + (reserved[2] or 0)
+  local held = tonumber(reserved[1] or 0)
+  return (used[1] or 0) + held, (used[2] or 0) + (reserved[2] or 0), held
 end
 
 -- Whether what slides in the window leaves room for the cost; the previous window's part is rounded up.
@@ -150,25 +162,29 @@ end
 
 local steps = {}
 
--- Lease id, microseconds to live, then five for each claim: dimension, counter, length, amount, cost.
--- Gives the store's time, 1 if granted (0 refused, -1 if the id is in use), and both counts of each claim.
+-- Lease id, microseconds to live, then six for each claim: dimension, counter, length, amount, cost,
+-- microseconds to the end of its period. Gives the store's time, 1 if granted (0 refused, -1 if the id is
+-- in use), and for each claim both counts and what of the current one is reserved.
 function steps.reserve(lease_id, ttl_us)
   expire(lease_id)
   if redis.call('HEXISTS', LEASES, lease_id) == 1 then
     return {now_us, -1}
   end
   local reply, held = {now_us, 1}, {}
-  for i = 6, #ARGV, 5 do
+  for i = 6, #ARGV, 6 do
     local claim = {
       counter = ARGV[i + 1], length_us = ARGV[i + 2], amount = ARGV[i + 3], cost = ARGV[i + 4],
     }
     local into_us, windows = windows_of(claim)
-    local current, previous = counted(windows)
+    local current, previous, reserved = counted(windows)
     if not fits(claim, current, previous, into_us) then
       reply[2] = 0
     end
-    reply[#reply + 1], reply[#reply + 2] = current, previous
-    held[#held + 1] = {ARGV[i], windows[1], claim.cost}
+    for _, number in ipairs({current, previous, reserved}) do
+      reply[#reply + 1] = number
+    end
+    local ends_us = ARGV[i + 5] ~= '' and whole(now_us + ARGV[i + 5]) or ''
+    held[#held + 1] = {ARGV[i], windows[1], claim.cost, ends_us}
   end
   if reply[2] == 1 then
     for _, one in ipairs(held) do
@@ -180,31 +196,62 @@ function steps.reserve(lease_id, ttl_us)
   return reply
 end
 
--- Lease id, microseconds to live. 1, or 0 if it is gone.
-function steps.extend(lease_id, ttl_us)
-  expire(lease_id)
-  if redis.call('HEXISTS', LEASES, lease_id) == 0 then
-    return 0
+-- Microseconds to live, then lease ids. Those that are gone.
+function steps.extend(ttl_us)
+  local gone = {}
+  for i = 5, #ARGV do
+    expire(ARGV[i])
+    if redis.call('HEXISTS', LEASES, ARGV[i]) == 0 then
+      gone[#gone + 1] = ARGV[i]
+    else
+      redis.call('ZADD', EXPIRIES, whole(now_us + ttl_us), ARGV[i])
+    end
   end
-  redis.call('ZADD', EXPIRIES, whole(now_us + ttl_us), lease_id)
+  return gone
+end
+
+-- Lease id, its record or "", then two for each dimension that stays charged: its name, how much. 1 and
+-- what counts in periods, or 0 if it is gone.
+function steps.finish(lease_id, record)
+  expire(lease_id)
+  local charges = {}
+  for i = 6, #ARGV, 2 do
+    charges[ARGV[i]] = tonumber(ARGV[i + 1])
+  end
+  local periods = finish(lease_id, charges, record)
+  if not periods then
+    return {0}
+  end
+  return {1, unpack(periods)}
+end
+
+-- How many at most, microseconds to hold them. Two for each: lease id, record.
+function steps.collect(most, hold_us)
+  local found = redis.call('ZRANGEBYSCORE', OUTBOX, '-inf', whole(now_us), 'LIMIT', 0, most)
+  local reply = {}
+  for _, lease_id in ipairs(found) do
+    redis.call('ZADD', OUTBOX, whole(now_us + hold_us), lease_id)
+    reply[#reply + 1] = lease_id
+    reply[#reply + 1] = redis.call('HGET', RECORDS, lease_id)
+  end
+  return reply
+end
+
+-- Lease ids whose records are where they belong.
+function steps.forget()
+  for i = 4, #ARGV do
+    redis.call('HDEL', RECORDS, ARGV[i])
+    redis.call('ZREM', OUTBOX, ARGV[i])
+  end
   return 1
 end
 
--- Lease id, then two for each dimension that stays charged: its name, how much. 1, or 0 if it is gone.
-function steps.finish(lease_id)
-  expire(lease_id)
-  local charges = {}
-  for i = 5, #ARGV, 2 do
-    charges[ARGV[i]] = tonumber(ARGV[i + 1])
-  end
-  return finish(lease_id, charges)
-end
-
--- The store's time, how many expired leases are not reaped yet, and each window's used and reserved.
+-- The store's time, how much there is still to tidy up, and each window's used and reserved.
 function steps.usage()
   return {
     now_us,
-    redis.call('ZCOUNT', EXPIRIES, '-inf', whole(now_us)),
+    redis.call('ZCOUNT', EXPIRIES, '-inf', whole(now_us))
+      + redis.call('ZCOUNT', FADING, '-inf', whole(now_us)),
     redis.call('HGETALL', USED),
     redis.call('HGETALL', RESERVED),
   }

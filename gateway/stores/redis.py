@@ -23,11 +23,20 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from gateway.stores.base import Claim, Dimension, Granted, Refused, StoreError, Usage
+from gateway.stores.base import (
+    Charge,
+    Claim,
+    Dimension,
+    Entry,
+    Granted,
+    Refused,
+    Spend,
+    StoreError,
+    Usage,
+)
 from gateway.stores.window import (
     MICROSECONDS,
     Counts,
-    Held,
     Window,
     decide,
     hold,
@@ -36,7 +45,7 @@ from gateway.stores.window import (
 )
 
 SCRIPT = Path(__file__).with_name("redis.lua").read_text(encoding="utf-8")
-KEYS = ("clock", "used", "fading", "reserved", "leases", "expiries")
+KEYS = ("clock", "used", "fading", "reserved", "leases", "expiries", "records", "outbox")
 
 TIMEOUT_S = 1.0
 """For a connection, and for an answer, which takes 0.3 ms."""
@@ -53,7 +62,7 @@ MAX_TIDIED = 100
 _Item = TypeVar("_Item")
 
 _IN_USE = -1  # what the script says of a lease id
-_KEPT = -1  # what the script is told of a dimension that stays charged with its cost
+_NOT_FADED_US = 2**62
 
 
 class RedisStore:
@@ -133,29 +142,51 @@ class RedisStore:
         if verdict == _IN_USE:
             raise ValueError(f"lease id {lease_id!r} is in use")
         counts = [
-            Counts(current=current, previous=previous) for current, previous in _pairs(numbers)
+            Counts(current=current, previous=previous, reserved=reserved)
+            for current, previous, reserved in _groups(numbers, 3)
         ]
         outcome = decide(claims, counts, now_us)
         assert isinstance(outcome, Granted) == bool(verdict)
         return outcome
 
-    async def extend(self, lease_id: str, ttl_s: float) -> bool:
+    async def extend(self, lease_ids: tuple[str, ...], ttl_s: float) -> frozenset[str]:
         """See `LimitStore.extend`."""
-        return bool(await self._run("extend", lease_id, microseconds(ttl_s)))
+        return frozenset(await self._run("extend", microseconds(ttl_s), *lease_ids))
 
-    async def settle(self, lease_id: str, tokens: int) -> bool:
+    async def settle(
+        self, lease_id: str, spend: Spend, record: bytes = b""
+    ) -> tuple[Charge, ...] | None:
         """See `LimitStore.settle`."""
-        return bool(await self._run("finish", lease_id, *_charges(tokens)))
+        was_alive, *periods = await self._run("finish", lease_id, record, *_charges(spend))
+        if not was_alive:
+            return None
+        return tuple(
+            Charge(counter=counter, charged=charged, used=used)
+            for counter, charged, used in _groups(periods, 3)
+        )
 
-    async def release(self, lease_id: str) -> bool:
+    async def release(self, lease_id: str, record: bytes = b"") -> bool:
         """See `LimitStore.release`."""
-        return bool(await self._run("finish", lease_id))
+        was_alive, *_ = await self._run("finish", lease_id, record)
+        return bool(was_alive)
+
+    async def collect(self, most: int, hold_s: float) -> tuple[Entry, ...]:
+        """See `LimitStore.collect`."""
+        items = await self._run("collect", most, microseconds(hold_s))
+        return tuple(
+            Entry(entry_id=entry_id, record=record.encode())
+            for entry_id, record in _groups(items, 2)
+        )
+
+    async def forget(self, entry_ids: tuple[str, ...]) -> None:
+        """See `LimitStore.forget`."""
+        await self._run("forget", *entry_ids)
 
     async def usage(self) -> tuple[Usage, ...]:
         """See `LimitStore.usage`."""
         while True:
-            now_us, num_expired, used, reserved = await self._run("usage")
-            if not num_expired:  # else a step has reaped some of them
+            now_us, num_untidy, used, reserved = await self._run("usage")
+            if not num_untidy:  # else each step tidies up some of it
                 return summarise(_windows(used, reserved), now_us)
 
     async def check(self) -> None:
@@ -166,7 +197,7 @@ class RedisStore:
         """Close all connections. Idempotent."""
         await self._client.aclose(close_connection_pool=True)
 
-    async def _run(self, step: str, *arguments: int | str) -> Any:
+    async def _run(self, step: str, *arguments: int | str | bytes) -> Any:
         reading = microseconds(self._clock()) if self._clock is not None else ""
         return await self._ask(
             self._script(keys=self._keys, args=[step, reading, MAX_TIDIED, *arguments])
@@ -210,41 +241,48 @@ def _options(url: str) -> dict[str, Any]:
 
 
 def _arguments(claims: tuple[Claim, ...]) -> Iterator[int | str]:
-    """Five for each claim, as the script takes them."""
+    """Six for each claim, as the script takes them."""
     for claim in claims:
         yield claim.dimension.value
         yield claim.counter
         yield claim.window_s * MICROSECONDS
         yield claim.amount
         yield claim.cost
+        yield microseconds(claim.period.ends_in_s) if claim.period else ""
 
 
-def _charges(tokens: int) -> Iterator[int | str]:
-    """Two for each dimension: what `Held.charge` leaves of a cost that is not known here."""
+def _charges(spend: Spend) -> Iterator[int | str]:
+    """Two for each dimension that stays charged."""
     for dimension in Dimension:
-        yield dimension.value
-        yield Held(counter="", dimension=dimension, window=0, cost=_KEPT).charge(tokens)
+        if dimension is not Dimension.CONCURRENCY:
+            yield dimension.value
+            yield spend.amount(dimension)
 
 
 def _windows(used: list[str], reserved: list[str]) -> Iterable[Window]:
     """From both hashes, each a list of names and counts in turn."""
     windows: dict[str, Window] = {}
-    for name, count in _pairs(used):
+    for name, count in _groups(used, 2):
         _window(windows, name).used = int(count)
-    for name, count in _pairs(reserved):
+    for name, count in _groups(reserved, 2):
         _window(windows, name).reserved = int(count)
     return windows.values()
 
 
 def _window(windows: dict[str, Window], name: str) -> Window:
     number, window_us, counter = name.split(" ", 2)
-    fresh = Window(counter=counter, window=int(number), window_us=int(window_us))
+    fresh = Window(
+        counter=counter,
+        window=int(number),
+        window_us=int(window_us),
+        fades_us=_NOT_FADED_US,  # what has is not there any more
+    )
     return windows.setdefault(name, fresh)
 
 
-def _pairs(items: list[_Item]) -> Iterator[tuple[_Item, _Item]]:
-    """The first with the second, the third with the fourth, and so on."""
-    return zip(items[::2], items[1::2], strict=True)
+def _groups(items: list[_Item], size: int) -> Iterator[tuple[_Item, ...]]:
+    """The first few, the next few, and so on."""
+    return zip(*(items[start::size] for start in range(size)), strict=True)
 
 
 def _shown(url: str, options: Mapping[str, Any]) -> str:

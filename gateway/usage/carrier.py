@@ -39,7 +39,7 @@ class Outbox(Protocol):
         """See `LimitStore.collect`."""
         ...
 
-    async def forget(self, lease_ids: tuple[str, ...]) -> None:
+    async def forget(self, entry_ids: tuple[str, ...]) -> None:
         """See `LimitStore.forget`."""
         ...
 
@@ -83,7 +83,7 @@ class UsageCarrier:
             if records := _read(entries):
                 await self._sink.append(records)
             if entries:
-                await self._outbox.forget(tuple(entry.lease_id for entry in entries))
+                await self._outbox.forget(tuple(entry.entry_id for entry in entries))
             is_more = len(entries) == BATCH_RECORDS
 
     async def aclose(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from gateway.stores.base import Claim, Dimension, Granted, LimitStore, Refused
+from gateway.stores.base import Claim, Dimension, Granted, LimitStore, Period, Refused, Spend
 from gateway.stores.memory import MemoryStore
 from gateway.stores.redis import RedisStore
 from gateway.stores.sqlite import SqliteStore
@@ -37,19 +37,41 @@ async def opened(kind: str, clock: FakeClock, valkey: ValkeyServer) -> AsyncIter
             await store.aclose()
 
 
+def spent(tokens: int) -> Spend:
+    return Spend(input_tokens=0, output_tokens=tokens, cost_micros=0)
+
+
+async def settle(store: LimitStore, lease_id: str, tokens: int) -> bool:
+    """Whether the lease was alive."""
+    return await store.settle(lease_id, spent(tokens)) is not None
+
+
+async def extend(store: LimitStore, lease_id: str, ttl_s: float) -> bool:
+    """Whether the lease is alive."""
+    return not await store.extend((lease_id,), ttl_s)
+
+
 def requests(amount: int, *, limit: str = "rpm", window_s: int = 60) -> Claim:
-    return _claim(limit, Dimension.REQUESTS, amount, window_s, cost=1)
+    return claim(Dimension.REQUESTS, limit=limit, amount=amount, window_s=window_s, cost=1)
 
 
 def tokens(amount: int, cost: int, *, limit: str = "tpm", window_s: int = 60) -> Claim:
-    return _claim(limit, Dimension.TOKENS, amount, window_s, cost=cost)
+    return claim(Dimension.TOKENS, limit=limit, amount=amount, window_s=window_s, cost=cost)
 
 
 def slots(amount: int) -> Claim:
-    return _claim("slots", Dimension.CONCURRENCY, amount, 0, cost=1)
+    return claim(Dimension.CONCURRENCY, limit="slots", amount=amount)
 
 
-def _claim(limit: str, dimension: Dimension, amount: int, window_s: int, *, cost: int) -> Claim:
+def claim(
+    dimension: Dimension,
+    *,
+    limit: str = "any",
+    amount: int = 100,
+    window_s: int = 0,
+    cost: int = 1,
+    period: Period | None = None,
+) -> Claim:
     return Claim(
         limit=limit,
         scope="tenant:acme",
@@ -57,6 +79,7 @@ def _claim(limit: str, dimension: Dimension, amount: int, window_s: int, *, cost
         amount=amount,
         window_s=window_s,
         cost=cost,
+        period=period,
     )
 
 

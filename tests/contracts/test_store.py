@@ -5,20 +5,35 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gateway.stores.base import Granted, LimitStore, Refused, Usage
+from gateway.stores.base import (
+    Charge,
+    Claim,
+    Dimension,
+    Granted,
+    LimitStore,
+    Period,
+    Refused,
+    Spend,
+    Usage,
+)
+from gateway.stores.window import RESERVED_RETRY_S
 from tests.clock import FakeClock
 from tests.contracts.stores import (
     KINDS,
     MINUTE_START_S,
     TTL_S,
+    claim,
+    extend,
     granted,
     opened,
     refused,
     requests,
+    settle,
     slots,
     tokens,
 )
@@ -65,7 +80,7 @@ async def test_a_refusal_consumes_nothing_in_any_limit(store: LimitStore) -> Non
     verdict = await refused(store, requests(2), slots(1))
     assert verdict.by == slots(1)
     assert await store.usage() == before
-    await store.settle("a", tokens=0)
+    await settle(store, "a", 0)
     outcome = await granted(store, "c", requests(2), slots(1))
     assert outcome.states[0].remaining == 0
 
@@ -73,7 +88,7 @@ async def test_a_refusal_consumes_nothing_in_any_limit(store: LimitStore) -> Non
 async def test_settling_corrects_the_reservation_to_the_actual_tokens(store: LimitStore) -> None:
     """Cases Q-CHARGE-ONE and Q-STREAM-TPM: remaining falls by the usage, not by one or zero."""
     await granted(store, "a", tokens(1000, 400))
-    assert await store.settle("a", tokens=130)
+    assert await settle(store, "a", 130)
     outcome = await granted(store, "b", tokens(1000, 0))
     assert outcome.states[0].remaining == 870
 
@@ -84,14 +99,14 @@ async def test_twenty_short_answers_fit_a_limit_that_holds_five_reservations(
     """Case Q-RESERVE-STREAM: what was reserved and not used comes back at once, every time."""
     for i in range(20):
         await granted(store, f"lease-{i}", tokens(1000, 200))
-        await store.settle(f"lease-{i}", tokens=10)
+        await settle(store, f"lease-{i}", 10)
     (usage,) = await store.usage()
     assert (usage.used, usage.reserved) == (200, 0)
 
 
 async def test_settling_more_than_was_reserved_is_counted_in_full(store: LimitStore) -> None:
     await granted(store, "a", tokens(100, 10))
-    await store.settle("a", tokens=150)
+    await settle(store, "a", 150)
     verdict = await refused(store, tokens(100, 1))
     assert verdict.states[0].remaining == 0  # never negative
     assert (await store.usage())[0].used == 150
@@ -99,7 +114,7 @@ async def test_settling_more_than_was_reserved_is_counted_in_full(store: LimitSt
 
 async def test_settling_gives_the_slot_back_and_keeps_the_request(store: LimitStore) -> None:
     await granted(store, "a", requests(5), tokens(100, 30), slots(1))
-    await store.settle("a", tokens=20)
+    await settle(store, "a", 20)
     usages = {usage.counter: (usage.used, usage.reserved) for usage in await store.usage()}
     assert usages == {requests(5).counter: (1, 0), tokens(100, 30).counter: (20, 0)}
 
@@ -112,10 +127,10 @@ async def test_releasing_leaves_no_trace(store: LimitStore) -> None:
 
 async def test_a_lease_ends_once(store: LimitStore) -> None:
     await granted(store, "a", tokens(100, 30))
-    assert await store.settle("a", tokens=10)
-    assert not await store.settle("a", tokens=10)
+    assert await settle(store, "a", 10)
+    assert not await settle(store, "a", 10)
     assert not await store.release("a")
-    assert not await store.extend("a", TTL_S)
+    assert not await extend(store, "a", TTL_S)
     assert (await store.usage())[0].used == 10
 
 
@@ -133,14 +148,14 @@ async def test_two_claims_on_one_counter_are_refused(store: LimitStore) -> None:
 
 async def test_a_lease_without_claims_is_granted_and_ends(store: LimitStore) -> None:
     assert (await granted(store, "a")).states == ()
-    assert await store.settle("a", tokens=10)
+    assert await settle(store, "a", 10)
 
 
 async def test_an_expired_lease_gives_everything_back(store: LimitStore, clock: FakeClock) -> None:
     await granted(store, "a", requests(5), tokens(100, 30), slots(1), ttl_s=30.0)
     clock.advance(30.0)
     assert await store.usage() == ()
-    assert not await store.settle("a", tokens=30)
+    assert not await settle(store, "a", 30)
 
 
 async def test_an_extended_lease_outlives_its_first_expiry(
@@ -148,7 +163,7 @@ async def test_an_extended_lease_outlives_its_first_expiry(
 ) -> None:
     await granted(store, "a", slots(1), ttl_s=30.0)
     clock.advance(20.0)
-    assert await store.extend("a", 30.0)
+    assert await extend(store, "a", 30.0)
     clock.advance(20.0)
     assert (await refused(store, slots(1))).by == slots(1)
 
@@ -158,7 +173,7 @@ async def test_the_correction_goes_to_the_window_of_the_reservation(
 ) -> None:
     await granted(store, "a", tokens(100, 80))
     clock.advance(90.0)  # half of the next window: half of the last one still counts
-    await store.settle("a", tokens=20)
+    await settle(store, "a", 20)
     assert (await store.usage())[0].used == 10
 
 
@@ -168,8 +183,8 @@ async def test_a_correction_to_a_window_long_gone_changes_nothing_now(
     await granted(store, "a", tokens(100, 80))
     clock.advance(300.0)
     await granted(store, "b", tokens(100, 5))
-    await store.settle("b", tokens=5)
-    assert await store.settle("a", tokens=20)
+    await settle(store, "b", 5)
+    assert await settle(store, "a", 20)
     assert await store.usage() == (Usage(counter=tokens(100, 5).counter, used=5, reserved=0),)
 
 
@@ -179,7 +194,7 @@ async def test_a_lease_that_reserved_nothing_ends_after_its_window_is_gone(
     await granted(store, "a", tokens(100, 0))
     clock.advance(300.0)
     await granted(store, "b", tokens(100, 0))
-    assert await store.settle("a", tokens=20)
+    assert await settle(store, "a", 20)
     assert await store.usage() == ()
 
 
@@ -187,7 +202,7 @@ async def test_the_last_window_fades_as_the_next_one_passes(
     store: LimitStore, clock: FakeClock
 ) -> None:
     await granted(store, "a", tokens(100, 90))
-    await store.settle("a", tokens=90)
+    await settle(store, "a", 90)
     remaining = []
     for _ in range(4):
         clock.advance(30.0)
@@ -202,7 +217,7 @@ async def test_reset_tells_when_the_limit_is_whole_again(
     clock.advance(15.0)
     outcome = await granted(store, "a", tokens(100, 90), slots(2))
     assert [state.reset_s for state in outcome.states] == [105.0, 0.0]
-    await store.settle("a", tokens=90)
+    await settle(store, "a", 90)
     clock.advance(105.0)
     assert await store.usage() == ()
 
@@ -222,7 +237,7 @@ async def test_the_claim_with_the_longest_wait_is_the_one_reported(store: LimitS
 async def test_raising_or_lowering_an_amount_keeps_what_was_used(store: LimitStore) -> None:
     """Case Q-RESET: the documented rule; another window is another counter and begins at zero."""
     await granted(store, "a", tokens(1000, 900))
-    await store.settle("a", tokens=900)
+    await settle(store, "a", 900)
     assert (await refused(store, tokens(500, 1))).states[0].remaining == 0
     assert (await granted(store, "b", tokens(2000, 0))).states[0].remaining == 1100
     hourly = tokens(500, 0, window_s=3600)
@@ -290,3 +305,154 @@ def test_waiting_as_long_as_told_makes_the_claim_fit_and_a_moment_less_does_not(
             await granted(store, "probe", tokens(amount, cost))
 
     asyncio.run(scenario())
+
+
+# --- dimensions and periods -------------------------------------------------------------------
+
+TODAY = Period(name="day:2026-12-03@UTC", ends_in_s=3600.0)
+BERLIN = Period(name="day:2026-12-03@Europe/Berlin", ends_in_s=7200.0)
+SPEND = Spend(input_tokens=30, output_tokens=12, cost_micros=250)
+
+
+def a_day(amount: int, cost: int, period: Period = TODAY) -> Claim:
+    return claim(Dimension.TOKENS, limit="tpd", amount=amount, cost=cost, period=period)
+
+
+async def used(store: LimitStore) -> dict[str, tuple[int, int]]:
+    return {one.counter: (one.used, one.reserved) for one in await store.usage()}
+
+
+async def test_each_dimension_is_settled_with_its_own_part(store: LimitStore) -> None:
+    claims = [claim(one, cost=40, amount=1000, window_s=60) for one in Dimension]
+    claims[-1] = slots(40)
+    await granted(store, "a", *claims)
+    assert await store.settle("a", SPEND) == ()
+    assert {name.split("/")[2]: both for name, both in (await used(store)).items()} == {
+        "requests": (1, 0),
+        "input_tokens": (30, 0),
+        "output_tokens": (12, 0),
+        "tokens": (42, 0),
+        "cost": (250, 0),
+    }
+
+
+async def test_a_period_counts_in_full_until_it_is_over(
+    store: LimitStore, clock: FakeClock
+) -> None:
+    outcome = await granted(store, "a", a_day(100, 80))
+    assert [(one.remaining, one.reset_s) for one in outcome.states] == [(20, 3600.0)]
+    await settle(store, "a", 80)
+    clock.advance(3599.0)
+    later = a_day(100, 21, Period(name=TODAY.name, ends_in_s=1.0))
+    verdict = await refused(store, later)
+    assert (verdict.retry_after_s, verdict.is_used_up) == (1.0, True)
+    clock.advance(1.0)
+    tomorrow = Period(name="day:2026-12-04@UTC", ends_in_s=86_400.0)
+    await granted(store, "b", a_day(100, 100, tomorrow))
+    assert await used(store) == {a_day(100, 0, tomorrow).counter: (0, 100)}
+
+
+async def test_what_others_reserved_of_a_period_does_not_use_it_up(store: LimitStore) -> None:
+    """Case Q-RESERVE-STREAM: it comes back, so the wait is short."""
+    await granted(store, "a", a_day(100, 80))
+    verdict = await refused(store, a_day(100, 30))
+    assert not verdict.is_used_up
+    assert verdict.retry_after_s == RESERVED_RETRY_S
+    await settle(store, "a", 10)
+    await granted(store, "b", a_day(100, 30))
+
+
+async def test_two_time_zones_have_two_days(store: LimitStore) -> None:
+    await granted(store, "a", a_day(100, 60), a_day(100, 60, BERLIN))
+    assert await used(store) == {
+        a_day(100, 0).counter: (0, 60),
+        a_day(100, 0, BERLIN).counter: (0, 60),
+    }
+
+
+async def test_a_lease_may_end_after_its_period(store: LimitStore, clock: FakeClock) -> None:
+    """Its charge counts nowhere any more, least of all in the next period."""
+    await granted(store, "a", a_day(100, 60, Period(name="day:1", ends_in_s=10.0)))
+    clock.advance(20.0)
+    assert await store.settle("a", SPEND) == ()
+    assert await store.usage() == ()
+
+
+async def test_of_many_that_settle_one_crosses_a_threshold(store: LimitStore) -> None:
+    async def one(number: int) -> tuple[Charge, ...]:
+        lease_id = f"lease-{number}"
+        await granted(store, lease_id, a_day(10_000, 100))
+        return await store.settle(lease_id, SPEND) or ()
+
+    charges = [charge for (charge,) in await asyncio.gather(*map(one, range(40)))]
+    assert {charge.counter for charge in charges} == {a_day(1, 1).counter}
+    assert sorted(charge.used for charge in charges) == [42 * (i + 1) for i in range(40)]
+    crossing = [one for one in charges if one.used - one.charged < 800 <= one.used]
+    assert len(crossing) == 1
+
+
+async def test_an_amount_of_money_is_exact(store: LimitStore) -> None:
+    largest = 10**15
+    asked = claim(Dimension.COST, amount=largest, cost=largest - 1, period=TODAY)
+    await granted(store, "a", asked)
+    spend = Spend(input_tokens=1, output_tokens=1, cost_micros=largest - 3)
+    (charge,) = await store.settle("a", spend) or ()
+    assert (charge.charged, charge.used) == (largest - 3, largest - 3)
+    outcome = await granted(store, "b", replace(asked, cost=3))
+    assert outcome.states[0].remaining == 0
+
+
+# --- the outbox -------------------------------------------------------------------------------
+
+
+async def records(store: LimitStore, most: int = 100, hold_s: float = 30.0) -> list[bytes]:
+    return [entry.record for entry in await store.collect(most, hold_s)]
+
+
+async def test_the_step_that_ends_a_lease_keeps_its_record(store: LimitStore) -> None:
+    await granted(store, "a", tokens(1000, 100))
+    await granted(store, "b", tokens(1000, 100))
+    await granted(store, "c", tokens(1000, 100))
+    await store.settle("a", SPEND, b"charged")
+    await store.release("b", "nothing, señor".encode())
+    await store.settle("c", SPEND)
+    assert await records(store) == [b"charged", "nothing, señor".encode()]
+
+
+async def test_a_lease_that_is_gone_leaves_no_record(store: LimitStore, clock: FakeClock) -> None:
+    """Nor does a second end: a record stands for a charge."""
+    await granted(store, "a", tokens(1000, 100), ttl_s=30.0)
+    clock.advance(30.0)
+    assert await store.settle("a", SPEND, b"too late") is None
+    assert not await store.release("never there", b"nothing")
+    await granted(store, "b", tokens(1000, 100))
+    await store.settle("b", SPEND, b"once")
+    assert await store.settle("b", SPEND, b"twice") is None
+    assert await records(store) == [b"once"]
+
+
+async def test_records_come_oldest_first_and_to_one_carrier(
+    store: LimitStore, clock: FakeClock
+) -> None:
+    for number in range(7):
+        await granted(store, f"lease-{number}")
+        await store.settle(f"lease-{number}", SPEND, b"%d" % number)
+        clock.advance(0.001)
+    batches = await asyncio.gather(records(store, 3), records(store, 3), records(store, 3))
+    assert sorted(batches) == [[b"0", b"1", b"2"], [b"3", b"4", b"5"], [b"6"]]
+
+
+async def test_what_is_not_forgotten_in_time_is_collected_again(
+    store: LimitStore, clock: FakeClock
+) -> None:
+    for number in range(3):
+        await granted(store, f"lease-{number}")
+        await store.settle(f"lease-{number}", SPEND, b"%d" % number)
+        clock.advance(0.001)
+    first, *_ = await store.collect(10, 30.0)
+    await store.forget((first.entry_id, "0"))
+    clock.advance(29.9)
+    assert await records(store) == []
+    clock.advance(0.1)
+    assert await records(store) == [b"1", b"2"]
+    assert await records(store) == []

@@ -13,7 +13,16 @@ from hypothesis import given, settings, strategies as st
 
 from gateway.stores.base import Claim, Dimension, Granted, LimitStore
 from tests.clock import FakeClock
-from tests.contracts.stores import KINDS, MINUTE_START_S, opened, requests, slots, tokens
+from tests.contracts.stores import (
+    KINDS,
+    MINUTE_START_S,
+    extend,
+    opened,
+    requests,
+    settle,
+    slots,
+    tokens,
+)
 from tests.valkey import ValkeyServer
 
 TTL_S = 40.0
@@ -112,7 +121,7 @@ async def check_end(store: LimitStore, model: Model, name: str, number: int, pic
     was_alive = lease.alive
     match name:
         case "settle":
-            assert await store.settle(lease_id, number) == was_alive
+            assert await settle(store, lease_id, number) == was_alive
             if was_alive:
                 lease.settled = number
             lease.alive = False
@@ -120,7 +129,7 @@ async def check_end(store: LimitStore, model: Model, name: str, number: int, pic
             assert await store.release(lease_id) == was_alive
             lease.alive = False
         case _:
-            assert await store.extend(lease_id, TTL_S) == was_alive
+            assert await extend(store, lease_id, TTL_S) == was_alive
             lease.expires_ms = model.now_ms + int(TTL_S * 1000)
 
 

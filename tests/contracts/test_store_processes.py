@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import sys
 import uuid
@@ -23,9 +24,9 @@ BEGIN_S = 1000.0
 TTL_S = 30.0
 
 PROCESS = f"""
-import asyncio, os, signal, sys
+import asyncio, itertools, os, signal, sys
 from gateway.stores.base import Granted
-from tests.contracts.stores import slots, tokens
+from tests.contracts.stores import slots, spent, tokens
 from tests.contracts.test_store_processes import opened_at
 
 async def main(kind, place, name):
@@ -33,11 +34,20 @@ async def main(kind, place, name):
     if name == "killed":
         await store.reserve("lost", (tokens(100, 40), slots(1)), {TTL_S})
         os.kill(os.getpid(), signal.SIGKILL)
+    if name.startswith("charging"):
+        return await charge_until_killed(store, name)
     outcomes = await asyncio.gather(
         *(store.reserve(f"{{name}}-{{i}}", (tokens(100, 7),), {TTL_S}) for i in range(50))
     )
     await store.aclose()
     sys.stdout.write(str(sum(isinstance(outcome, Granted) for outcome in outcomes)))
+
+async def charge_until_killed(store, name):
+    sys.stdout.write("ready")
+    sys.stdout.flush()
+    for number in itertools.count():
+        await store.reserve(f"{{name}}-{{number}}", (tokens(10**9, 7, window_s=86_400),), {TTL_S})
+        await store.settle(f"{{name}}-{{number}}", spent(3), b"3")
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -90,4 +100,27 @@ async def test_a_killed_process_loses_its_lease_when_it_expires(kind: str, place
     assert sum(usage.reserved for usage in await store.usage()) == 41
     clock.advance(1.0)
     assert await store.usage() == ()
+    await store.aclose()
+
+
+async def test_a_process_killed_at_any_moment_leaves_no_charge_without_a_record(
+    kind: str, place: str
+) -> None:
+    """Case Q-COUNTER-DOUBLE: nor a record without a charge, in three processes killed in turn."""
+    for number in range(3):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", PROCESS, kind, place, f"charging-{number}"),
+            cwd=ROOT,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        await process.stdout.readexactly(len("ready"))
+        await asyncio.sleep(random.Random(number).uniform(0.01, 0.1))
+        process.kill()
+        await process.wait()
+    store = await opened_at(kind, place, FakeClock(BEGIN_S + TTL_S))
+    (counted,) = await store.usage()
+    entries = await store.collect(10**6, 30.0)
+    assert counted.used == sum(int(entry.record) for entry in entries) > 0
+    assert counted.reserved == 0
     await store.aclose()

@@ -31,7 +31,7 @@ def test_what_one_server_has_granted_and_counted_lies_in_redis(valkey: ValkeySer
         store = RedisStore.open(valkey.url)
         try:
             return {
-                one.counter.split("/")[1]: (one.used, one.reserved) for one in await store.usage()
+                one.counter.split("/")[2]: (one.used, one.reserved) for one in await store.usage()
             }
         finally:
             await store.aclose()

@@ -16,7 +16,15 @@ from gateway.stores.base import Claim, Granted, LimitStore, StoreError
 from gateway.stores.memory import MemoryStore
 from gateway.stores.redis import MAX_TIDIED, RedisStore
 from tests.clock import FakeClock
-from tests.contracts.stores import TTL_S, granted, requests, slots, tokens
+from tests.contracts.stores import (
+    TTL_S,
+    extend,
+    granted,
+    requests,
+    settle,
+    slots,
+    tokens,
+)
 from tests.valkey import ValkeyServer, serving_valkey
 
 MONTH_S = 30 * 86_400
@@ -71,11 +79,11 @@ async def take(
             except ValueError as error:
                 return str(error)
         case "settle":
-            return await store.settle(lease_id, int(share * amount))
+            return await settle(store, lease_id, int(share * amount))
         case "release":
             return await store.release(lease_id)
         case _:
-            return await store.extend(lease_id, TTL_S)
+            return await extend(store, lease_id, TTL_S)
 
 
 @settings(max_examples=60, deadline=None)
@@ -119,7 +127,7 @@ async def test_a_month_of_the_largest_amount_is_counted_to_the_token(
     """The products are near 2^91, where doubles are 2^38 apart."""
     clock.now_s = 40.0 * MONTH_S
     await granted(store, "a", tokens(LARGEST, LARGEST, window_s=MONTH_S))
-    await store.settle("a", tokens=LARGEST)
+    await settle(store, "a", LARGEST)
     clock.advance(MONTH_S + MONTH_S / 3)
     room = LARGEST - (2 * LARGEST + 2) // 3  # two thirds still count, rounded up
     too_many = await store.reserve("b", (tokens(LARGEST, room + 1, window_s=MONTH_S),), TTL_S)
@@ -134,7 +142,7 @@ async def test_more_expired_leases_than_one_step_reaps_all_count_no_more(
     for i in range(2 * MAX_TIDIED + 5):
         await granted(store, f"lease-{i}", tokens(10**6, 3), ttl_s=30.0 + i / 1000)
     clock.advance(31.0)
-    assert not await store.settle(f"lease-{2 * MAX_TIDIED + 4}", tokens=3)
+    assert not await settle(store, f"lease-{2 * MAX_TIDIED + 4}", 3)
     assert await store.usage() == ()
 
 
@@ -142,7 +150,7 @@ async def test_counters_that_count_no_more_leave_the_server(
     store: RedisStore, clock: FakeClock, client: Redis
 ) -> None:
     await granted(store, "a", requests(10), tokens(1000, 5), slots(1))
-    await store.settle("a", tokens=5)
+    await settle(store, "a", 5)
     clock.advance(120.0)
     await store.usage()
     assert [key async for key in client.scan_iter(f"{keys_of(store)}:*")] == [
@@ -164,7 +172,7 @@ async def test_a_request_takes_two_round_trips(tmp_path: Path) -> None:
         await store.usage()  # connects, and loads the script
         before = await num_reads(watcher)
         await granted(store, "a", requests(10), tokens(1000, 5), slots(1))
-        await store.settle("a", tokens=5)
+        await settle(store, "a", 5)
         assert await num_reads(watcher) - before - 1 == 2  # one is the watcher's
         await store.aclose()
         await watcher.aclose()
@@ -197,7 +205,7 @@ def test_all_keys_lie_in_one_slot_of_a_cluster(store: RedisStore) -> None:
 async def test_a_flushed_script_is_loaded_again(store: RedisStore, client: Redis) -> None:
     await granted(store, "a", tokens(100, 30))
     await client.script_flush()
-    assert await store.settle("a", tokens=20)
+    assert await settle(store, "a", 20)
     assert [usage.used for usage in await store.usage()] == [20]
 
 
@@ -213,7 +221,7 @@ async def test_a_server_that_is_killed_fails_loudly_and_one_that_is_back_is_foun
             await store.reserve("a", (tokens(100, 30),), TTL_S)
     with serving_valkey(tmp_path):
         await granted(store, "a", tokens(100, 30))
-        assert await store.settle("a", tokens=20)
+        assert await settle(store, "a", 20)
     await store.aclose()
 
 
@@ -225,7 +233,7 @@ async def test_a_server_that_hangs_is_given_up(tmp_path: Path) -> None:
         pausing = Redis.from_url(server.url)
         await pausing.client_pause(100_000, all=False)
         with pytest.raises(StoreError, match="TimeoutError"):
-            await store.settle("a", tokens=20)
+            await settle(store, "a", 20)
         await pausing.client_unpause()
         await granted(store, "b", tokens(100, 30))
         await pausing.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import stat
 from contextlib import closing
@@ -9,10 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from gateway.stores.base import StoreError
+from gateway.stores.base import Granted, Spend, StoreError
 from gateway.stores.sqlite import SqliteStore
+from gateway.stores.sqlite_ledger import Checkpoints, Ledger, open_connection
 from tests.clock import FakeClock
-from tests.contracts.stores import TTL_S, granted, requests, slots, tokens
+from tests.contracts.stores import (
+    TTL_S,
+    granted,
+    requests,
+    settle,
+    slots,
+    tokens,
+)
+
+SPEND = Spend(input_tokens=20, output_tokens=10, cost_micros=0)
 
 
 @pytest.fixture
@@ -25,14 +36,14 @@ async def test_a_restart_neither_forgives_nor_doubles(path: Path) -> None:
     clock = FakeClock()
     store = await SqliteStore.open(path, clock=clock)
     await granted(store, "ended", requests(10), tokens(1000, 200))
-    await store.settle("ended", tokens=150)
+    await settle(store, "ended", 150)
     await granted(store, "running", requests(10), tokens(1000, 300))
     before = await store.usage()
     await store.aclose()
 
     store = await SqliteStore.open(path, clock=clock)
     assert await store.usage() == before
-    assert await store.settle("running", tokens=50)
+    assert await settle(store, "running", 50)
     outcome = await granted(store, "next", requests(10), tokens(1000, 0))
     assert [state.remaining for state in outcome.states] == [7, 800]
     await store.aclose()
@@ -42,7 +53,7 @@ async def test_counters_that_count_no_more_leave_the_file(path: Path) -> None:
     clock = FakeClock()
     store = await SqliteStore.open(path, clock=clock)
     await granted(store, "a", requests(10), slots(1), ttl_s=30.0)
-    await store.settle("a", tokens=0)
+    await settle(store, "a", 0)
     clock.advance(120.0)
     await granted(store, "b", tokens(1000, 1))
     await store.aclose()
@@ -63,7 +74,7 @@ async def test_a_newer_schema_is_refused_with_a_remedy(path: Path) -> None:
     await (await SqliteStore.open(path, clock=FakeClock())).aclose()
     with closing(sqlite3.connect(path)) as db:
         db.execute("PRAGMA user_version = 7")
-    with pytest.raises(StoreError, match="schema version 7, this Turnout knows 1; upgrade"):
+    with pytest.raises(StoreError, match="schema version 7, this Turnout knows 2; upgrade"):
         await SqliteStore.open(path, clock=FakeClock())
 
 
@@ -98,3 +109,86 @@ async def test_a_closed_store_says_so_and_closes_only_once(path: Path) -> None:
     await store.aclose()
     with pytest.raises(StoreError, match="is closed"):
         await store.usage()
+
+
+# --- beside other processes -------------------------------------------------------------------
+
+
+async def test_a_step_waits_in_a_thread_for_another_process_and_the_loop_goes_on(
+    path: Path,
+) -> None:
+    store = await SqliteStore.open(path, clock=FakeClock())
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        reserving = asyncio.create_task(store.reserve("a", (tokens(100, 30),), TTL_S))
+        behind = asyncio.create_task(store.settle("a", SPEND))
+        for _ in range(100):
+            await asyncio.sleep(0)  # the loop is free
+        assert not reserving.done()
+        other.execute("COMMIT")
+    assert isinstance(await reserving, Granted)
+    assert await behind == ()  # in the order they came
+    assert [one.used for one in await store.usage()] == [30]
+    await store.aclose()
+
+
+async def test_a_step_that_was_given_up_while_it_waited_can_be_ended(path: Path) -> None:
+    """The release goes behind it, and finds what it reserved."""
+    store = await SqliteStore.open(path, clock=FakeClock())
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        reserving = asyncio.create_task(store.reserve("a", (tokens(100, 30),), TTL_S))
+        await asyncio.sleep(0)
+        reserving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reserving
+        releasing = asyncio.create_task(store.release("a"))
+        await asyncio.sleep(0)
+        other.execute("COMMIT")
+    assert await releasing
+    assert await store.usage() == ()
+    await store.aclose()
+
+
+def test_a_checkpoint_brings_the_log_into_the_file(path: Path) -> None:
+    ledger = Ledger(open_connection(path, busy_timeout_s=1.0), FakeClock())
+    for number in range(100):
+        ledger.reserve(f"lease-{number}", (tokens(10**9, 1),), TTL_S)
+    before_bytes = path.stat().st_size
+    checkpoints = Checkpoints(path)
+    checkpoints.run()
+    assert path.stat().st_size > before_bytes
+    ledger.close()
+    checkpoints.close()
+    assert not path.with_name("limits.db-wal").exists()
+
+
+# --- files of before --------------------------------------------------------------------------
+
+VERSION_1 = """
+CREATE TABLE clock (reading_us INTEGER NOT NULL, now_us INTEGER NOT NULL);
+INSERT INTO clock VALUES (1000000000000, 1000000000000);
+CREATE TABLE windows (
+    counter TEXT NOT NULL, window INTEGER NOT NULL, window_us INTEGER NOT NULL,
+    used INTEGER NOT NULL, reserved INTEGER NOT NULL, PRIMARY KEY (counter, window)
+) WITHOUT ROWID;
+CREATE INDEX windows_to_drop ON windows ((window + 2) * window_us) WHERE reserved = 0;
+CREATE TABLE leases (
+    lease_id TEXT PRIMARY KEY, expires_us INTEGER NOT NULL, held TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX leases_by_expiry ON leases (expires_us);
+INSERT INTO windows VALUES ('tpm/tokens/60/tenant:acme', 16666, 60000000, 70, 20);
+INSERT INTO leases VALUES ('old', 2000000000000, '[]');
+PRAGMA user_version = 1;
+"""
+
+
+async def test_a_file_of_version_1_is_upgraded_and_its_counts_kept(path: Path) -> None:
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(VERSION_1)
+    store = await SqliteStore.open(path, clock=FakeClock(1_000_000.0))
+    outcome = await granted(store, "a", tokens(100, 10))
+    assert outcome.states[0].remaining == 20  # what was reserved came back with its leases
+    await store.aclose()
+    await (await SqliteStore.open(path, clock=FakeClock(1_000_000.0))).aclose()

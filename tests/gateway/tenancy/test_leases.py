@@ -114,7 +114,7 @@ def spent(tokens: int) -> Spend:
 
 
 async def used_tokens(store: MemoryStore) -> dict[str, tuple[int, int]]:
-    return {one.counter.split("/")[1]: (one.used, one.reserved) for one in await store.usage()}
+    return {one.counter.split("/")[2]: (one.used, one.reserved) for one in await store.usage()}
 
 
 async def test_a_finished_request_is_charged_what_it_used(

@@ -44,7 +44,7 @@ def test_every_part_of_every_limit_becomes_a_claim() -> None:
         Limit(name="free", requests=(60, 60), tokens=(4000, 60), concurrent=2),
         Limit(name="daily", tokens=(1_000_000, 86_400)),
     )
-    claims = claims_for(limits, ACME, reserve_tokens=700)
+    claims = claims_for(limits, ACME, most=spent(700))
     assert [(one.limit, one.dimension, one.amount, one.window_s, one.cost) for one in claims] == [
         ("free", Dimension.REQUESTS, 60, 60, 1),
         ("free", Dimension.TOKENS, 4000, 60, 700),
@@ -55,8 +55,8 @@ def test_every_part_of_every_limit_becomes_a_claim() -> None:
 
 
 def test_a_plan_without_limits_claims_nothing() -> None:
-    assert claims_for((), ACME, reserve_tokens=700) == ()
-    assert claims_for((Limit(name="none"),), ACME, reserve_tokens=700) == ()
+    assert claims_for((), ACME, most=spent(700)) == ()
+    assert claims_for((Limit(name="none"),), ACME, most=spent(700)) == ()
 
 
 def test_headers_tell_of_the_tightest_limit_of_each_dimension() -> None:
