@@ -11,6 +11,7 @@ from gateway.policy.model import Limit
 from gateway.stores.base import Claim, Dimension, LimitState, Refused
 from gateway.tenancy.limits import claims_for, go_duration, rate_headers, refusal
 from gateway.tenancy.tenants import Principal, Tenant
+from tests.contracts.stores import spent
 
 ACME = Principal(tenant=Tenant(tenant_id="tenant_1", name="acme", plan="free"), key_id="key_1")
 
