@@ -91,7 +91,13 @@ async def open_services(
         stack.push_async_callback(store.aclose)
         usage = await stack.enter_async_context(open_usage(settings, store))
         metrics.usage_unwritten.set_function(lambda: usage.num_unwritten)
-        leases = await stack.enter_async_context(Leases(store))
+        leases = await stack.enter_async_context(
+            Leases(
+                store,
+                on_warning=lambda one: metrics.limit_warnings.labels(one.claim.limit).inc(),
+                on_store_error=metrics.store_errors.inc,
+            )
+        )
         directory = await open_directory(settings)
         stack.push_async_callback(directory.aclose)
         backends: dict[str, Backend] = {}

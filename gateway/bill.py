@@ -7,7 +7,7 @@ that records and counters add up to the same.
 from __future__ import annotations
 
 from gateway.call import Call
-from gateway.policy.model import Decision
+from gateway.policy.model import Decision, Policy
 from gateway.stores.base import Spend
 from gateway.tenancy.tenants import Principal
 from gateway.usage.record import UsageRecord
@@ -74,4 +74,21 @@ def _cost_micros(call: Call) -> int | None:
         prompt_tokens=call.prompt_tokens,
         cached_tokens=call.cached_tokens,
         completion_tokens=call.completion_tokens,
+    )
+
+
+def dearest_micros(
+    policy: Policy, decision: Decision, prompt_tokens: int, output_tokens: int
+) -> int:
+    """The most a request may cost, at the dearest of the backends it may go to."""
+    prices = [policy.backends[name].price for name in decision.attempts]
+    return max(
+        (
+            price.cost_micros(
+                prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=output_tokens
+            )
+            for price in prices
+            if price is not None
+        ),
+        default=0,
     )

@@ -178,9 +178,9 @@ class MethodNotAllowed(ClientError):
 
 
 class RateLimited(ClientError):
-    """A per-second, -minute or -hour limit, or concurrency. `dimension`.
+    """A limit that has room again soon.
 
-    "requests" | "tokens" | "concurrency".
+    dimension: "requests" | "input_tokens" | "output_tokens" | "tokens" | "cost" | "concurrency".
     """
 
     status = 429

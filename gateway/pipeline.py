@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
@@ -20,10 +19,11 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from backends.base import Tokenizing
-from backends.errors import BackendError, BackendProtocolError, BackendTimeout, DeadlineExceeded
-from backends.types import UNLIMITED_TOKENS, Event, Finished, GenerationRequest
+from backends.errors import BackendError
+from backends.types import UNLIMITED_TOKENS, GenerationRequest
+from gateway.attempts import CUT_OFF, Events, attempts, timeouts_of
 from gateway.authenticate import authenticate
-from gateway.bill import spend_of, usage_record
+from gateway.bill import dearest_micros, spend_of, usage_record
 from gateway.body import ClientGone, check_media_type, read_body
 from gateway.call import Call, Services, headers_asked_for
 from gateway.dialects.base import Dialect, Exchange, Stamp, StreamEncoder
@@ -35,15 +35,13 @@ from gateway.errors import (
     ModelNotFound,
     Overloaded,
     RateLimited,
-    UpstreamTimeout,
     from_backend,
 )
 from gateway.estimate import estimate_tokens
 from gateway.policy.decide import decide, reachable_backends
-from gateway.policy.model import Decision, Facts, Reject, RejectReason, Timeouts
+from gateway.policy.model import Decision, Facts, Reject, RejectReason
 from gateway.responses import EventStream, WatchedSend, run_while_connected, send_reply
 from gateway.stores.base import Spend
-from gateway.telemetry import tracing
 from gateway.tenancy.key_rules import KeyScope
 from gateway.tenancy.limits import claims_for, rate_headers
 from gateway.tenancy.tenants import Principal
@@ -54,16 +52,6 @@ log = logging.getLogger("turnout.pipeline")
 HOLD_STATUS_S = 0.15
 """With nothing to fall back on, a stream's headers go out at the latest this long after admission.
 """
-
-MARGIN_SHARE, MAX_MARGIN_S = 0.1, 5.0
-"""How much earlier than ours a backend's deadline is: of the time left, and at most. An engine
-looks at its clock between two steps, and then still has to tell us. A step of SmolLM2-135M took
-0.6 s at most with 32 sequences, and 4 s at the end of a prompt of 6,000 tokens, on two busy cores.
-"""
-
-CUT_OFF = "This server shut down before the answer was complete."
-
-Events = AsyncGenerator[Event, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +143,12 @@ class GenerationEndpoint:
                 weight=decision.weight,
             )
             most = await _most(services, request, decision, prompt_tokens)
-            claims = claims_for(decision.limits, principal, most)
+            claims = claims_for(decision.limits, principal, most, services.wall_clock())
             call.lease = await services.leases.reserve(call.stamp.request_id, claims)
             call.limit_headers = rate_headers(call.lease.states)
             call.admitted_s = call.elapsed_s()
             call.prompt_tokens = prompt_tokens
-            async with aclosing(_attempts(call, request, decision)) as events:
+            async with aclosing(attempts(call, request, decision, most)) as events:
                 if request.stream:
                     await _send_stream(call, exchange, decision, events, send)
                 else:
@@ -257,10 +245,11 @@ async def _most(
     wanted = request.max_tokens
     if wanted == UNLIMITED_TOKENS:
         wanted = services.policy.estimate_output_tokens
+    output_tokens = min(wanted, context or wanted) * request.num_choices
     return Spend(
         input_tokens=prompt_tokens,
-        output_tokens=min(wanted, context or wanted) * request.num_choices,
-        cost_micros=0,
+        output_tokens=output_tokens,
+        cost_micros=dearest_micros(services.policy, decision, prompt_tokens, output_tokens),
     )
 
 
@@ -273,7 +262,7 @@ async def _send_stream(
     stream = EventStream(
         send,
         (*exchange.stream_headers, *call.headers()),
-        hold_s=_timeouts(decision).first_token_s if has_fallback else HOLD_STATUS_S,
+        hold_s=timeouts_of(decision).first_token_s if has_fallback else HOLD_STATUS_S,
         keep_alive_s=call.services.keep_alive_s,
     )
     async with asyncio.TaskGroup() as tasks:
@@ -301,86 +290,6 @@ async def _pump(events: Events, encoder: StreamEncoder, stream: EventStream) -> 
         log.exception("a stream failed")
         return InternalError()
     return None
-
-
-async def _attempts(call: Call, request: GenerationRequest, decision: Decision) -> Events:
-    """The events of the first backend that gives any: fails over before the first event only, and
-    while there is time left.
-    """
-    timeouts = _timeouts(decision)
-    failure: BackendError = DeadlineExceeded("the request's time was over before an attempt")
-    for name in decision.attempts:
-        left_s = timeouts.total_s - call.elapsed_s()
-        if left_s <= 0.0:
-            break
-        call.backend = name
-        call.num_attempts += 1
-        timed = replace(request, timeout_s=left_s - min(left_s * MARGIN_SHARE, MAX_MARGIN_S))
-        try:
-            async with aclosing(_attempt(call, name, timed, timeouts)) as events:
-                async for event in events:
-                    call.count(event)
-                    yield event
-            return
-        except BackendError as error:
-            if call.first_token_s is not None or not error.retryable:
-                raise
-            log.warning("attempt on %s failed: %s", name, error.message)
-            failure = error
-    raise failure
-
-
-async def _attempt(call: Call, name: str, request: GenerationRequest, timeouts: Timeouts) -> Events:
-    """One backend's events under the route's timeouts, with a span of its own."""
-    services = call.services
-    span = services.tracing.attempt_span(call.span, call.endpoint, name, request.model)
-    outcome = tracing.CLIENT_DISCONNECT
-    deadline_s = call.arrived_s + timeouts.total_s
-    limit_s = timeouts.first_token_s
-    last: Event | None = None
-    try:
-        async with aclosing(services.backends[name].generate(request)) as events:
-            while True:
-                now_s = services.monotonic()
-                left_s = min(limit_s, deadline_s - now_s, services.drain.remaining_s(now_s))
-                try:
-                    async with asyncio.timeout(max(left_s, 0.0)):
-                        event = await anext(events)
-                except StopAsyncIteration:
-                    break
-                last = event
-                yield event
-                limit_s = timeouts.between_tokens_s
-        if not isinstance(last, Finished):
-            raise BackendProtocolError(f"backend {name} ended without finishing")
-        outcome = "complete"
-    except TimeoutError as error:
-        outcome = "timeout"
-        raise _timeout_error(services, name, limit_s, has_begun=last is not None) from error
-    except BackendError as error:
-        outcome = type(error).__name__
-        raise
-    finally:
-        services.metrics.attempts.labels(name, outcome).inc()
-        if outcome != "complete":
-            tracing.fail(span, outcome, ours=outcome != tracing.CLIENT_DISCONNECT)
-        span.set_attribute(tracing.OUTPUT_TOKENS, call.completion_tokens)
-        span.end()
-
-
-def _timeout_error(
-    services: Services, name: str, limit_s: float, *, has_begun: bool
-) -> BackendError | GatewayError:
-    if services.drain.is_draining:
-        return Draining(CUT_OFF)
-    if has_begun:
-        return UpstreamTimeout(f"backend {name} sent nothing more in time")
-    return BackendTimeout(f"backend {name} sent no first token within {limit_s:g} s")
-
-
-def _timeouts(decision: Decision) -> Timeouts:
-    assert decision.timeouts is not None  # every decision that is no rejection has them
-    return decision.timeouts
 
 
 def _as_gateway_error(error: GatewayError | BackendError) -> GatewayError:

@@ -47,7 +47,7 @@ def _body(error: GatewayError) -> bytes:
 
 def _type(error: GatewayError) -> str:
     if isinstance(error, RateLimited) and not isinstance(error, QuotaExhausted):
-        return "tokens" if error.dimension == "tokens" else "requests"
+        return "tokens" if error.dimension.endswith("tokens") else "requests"
     return error.type
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from gateway.policy.decide import allowed_models, glob_matches
-from gateway.policy.model import Match, Policy, Route
+from gateway.policy.model import LimitUse, Match, Policy, Route
 from gateway.policy.problems import Problem, Span
 from gateway.policy.yaml_nodes import Node, Path
 
@@ -20,6 +20,8 @@ def whole_policy_problems(policy: Policy, root: Node) -> list[Problem]:
         *_unreachable_routes(policy, root),
         *_models_without_route(policy, root),
         *_limits_below_estimate(policy, root),
+        *_limits_of_nobody(policy, root),
+        *_costs_without_price(policy, root),
         *_deadlines_too_short(policy, root),
     ]
 
@@ -52,16 +54,77 @@ def _models_without_route(policy: Policy, root: Node) -> Iterator[Problem]:
 
 
 def _limits_below_estimate(policy: Policy, root: Node) -> Iterator[Problem]:
-    limits = {limit.name: limit for plan in policy.plans.values() for limit in plan.limits}
-    for limit in limits.values():
-        if limit.tokens is not None and limit.tokens[0] < policy.estimate_output_tokens:
+    for limit in {use.limit.name: use.limit for use, _ in _uses(policy)}.values():
+        for kind, rate in (("tokens", limit.tokens), ("output_tokens", limit.output_tokens)):
+            if rate is not None and rate.amount < policy.estimate_output_tokens:
+                yield Problem(
+                    code="limit-below-estimate",
+                    message=f"limit '{limit.name}' holds {rate.amount} tokens, but a request "
+                    f"without max_tokens reserves {policy.estimate_output_tokens}: none would pass",
+                    span=_span(root, ("limits", limit.name, kind)),
+                    hint="raise it, or lower defaults.estimate_output",
+                )
+
+
+def _limits_of_nobody(policy: Policy, root: Node) -> Iterator[Problem]:
+    """Limits that count `per` something which the place they are attached to does not have."""
+    allowed = {"plan": ("tenant", "key", "plan"), "route": ("tenant", "key", "route")}
+    for use, path in _uses(policy):
+        kind, _, name = use.place.partition(":")
+        if use.limit.per and use.limit.per not in allowed.get(kind, ()):
             yield Problem(
-                code="limit-below-estimate",
-                message=f"limit '{limit.name}' holds {limit.tokens[0]} tokens, but a request "
-                f"without max_tokens reserves {policy.estimate_output_tokens}: none would pass",
-                span=_span(root, ("limits", limit.name, "tokens")),
-                hint="raise it, or lower defaults.estimate_output",
+                code="no-effect",
+                message=f"limit '{use.limit.name}' counts per {use.limit.per}, which {kind} "
+                f"'{name}' cannot do",
+                span=_span(root, path),
+                hint=f"attach it elsewhere, or count per {' or '.join(allowed.get(kind, ()))}"
+                if kind in allowed
+                else "a backend's limit is the backend's alone: leave out 'per'",
             )
+
+
+def _costs_without_price(policy: Policy, root: Node) -> Iterator[Problem]:
+    told: set[tuple[str, str]] = set()
+    for use, _ in _uses(policy):
+        for name in _backends_under(policy, use) if use.limit.cost else ():
+            if policy.backends[name].price is None and (use.limit.name, name) not in told:
+                told.add((use.limit.name, name))
+                yield Problem(
+                    code="price-missing",
+                    message=f"limit '{use.limit.name}' counts money, and backend '{name}', which "
+                    "answers under it, has no price",
+                    span=_span(root, ("limits", use.limit.name, "cost")),
+                    also=_span(root, ("backends", name)),
+                    hint=f"give backend '{name}' a price such as {{input: 0.15, output: 0.60}}",
+                )
+
+
+def _uses(policy: Policy) -> Iterator[tuple[LimitUse, Path]]:
+    """Every limit that is attached to something, and where the file says so."""
+    for plan in policy.plans.values():
+        for index, limit in enumerate(plan.limits):
+            yield LimitUse(limit, f"plan:{plan.name}"), ("plans", plan.name, "limits", index)
+    for number, route in enumerate(policy.routes):
+        for index, limit in enumerate(route.limits):
+            yield LimitUse(limit, f"route:{route.name}"), ("routes", number, "limits", index)
+    for backend in policy.backends.values():
+        for index, limit in enumerate(backend.limits):
+            place = f"backend:{backend.name}"
+            yield LimitUse(limit, place), ("backends", backend.name, "limits", index)
+
+
+def _backends_under(policy: Policy, use: LimitUse) -> tuple[str, ...]:
+    """Those that may answer a request that the limit counts."""
+    kind, _, name = use.place.partition(":")
+    if kind == "backend":
+        return (name,)
+    routes = [
+        route
+        for route in policy.routes
+        if (route.name == name if kind == "route" else name in _names([name], route.match.plans))
+    ]
+    found = (backend for route in routes for backend in (route.use, *route.fallback))
+    return tuple(dict.fromkeys(found))
 
 
 def _deadlines_too_short(policy: Policy, root: Node) -> Iterator[Problem]:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from gateway.policy.checks import whole_policy_problems
 from gateway.policy.model import (
+    MIDNIGHT,
     BackendConfig,
     Limit,
     Match,
@@ -25,6 +26,7 @@ from gateway.policy.prices import Price
 from gateway.policy.problems import PolicyError, Problem, Span
 from gateway.policy.references import reference_problems
 from gateway.policy.schema import (
+    DefaultsEntry,
     LimitEntry,
     MatchEntry,
     PlanEntry,
@@ -35,7 +37,7 @@ from gateway.policy.schema import (
     TimeoutEntry,
 )
 from gateway.policy.schema_errors import problems_of
-from gateway.policy.yaml_nodes import Node, read
+from gateway.policy.yaml_nodes import Node, Path as NodePath, read
 
 __all__ = ["DEFAULT_TIMEOUTS", "PRIORITIES", "PolicyError", "load", "parse"]
 
@@ -82,7 +84,10 @@ def parse(text: str, file_name: str) -> Policy:
         problems.append(_no_default_model(file))
     priced = [name for name, entry in file.backends.items() if entry.price is not None]
     if priced and file.currency is None:
-        problems.append(_no_currency(root, priced[0]))
+        problems.append(_no_currency(root, ("backends", priced[0], "price"), "a price"))
+    costly = [name for name, entry in file.limits.items() if entry.cost is not None]
+    if costly and file.currency is None:
+        problems.append(_no_currency(root, ("limits", costly[0], "cost"), "an amount of money"))
     if problems:
         raise PolicyError(file_name, text, problems)
     policy = _compile(file, digest=hashlib.sha256(text.encode()).hexdigest()[:12])
@@ -106,19 +111,19 @@ def _no_default_model(file: PolicyFile) -> Problem:
     )
 
 
-def _no_currency(root: Node, backend: str) -> Problem:
-    price = root.at(("backends", backend, "price"))
+def _no_currency(root: Node, path: NodePath, what: str) -> Problem:
+    node = root.at(path)
     return Problem(
         code="missing-key",
-        message=f"backend '{backend}' has a price, and the policy no currency",
-        span=price.key_span or price.span,
+        message=f"{str(path[0])[:-1]} '{path[1]}' has {what}, and the policy no currency",
+        span=node.key_span or node.span,
         write="currency: USD",
     )
 
 
 def _compile(file: PolicyFile, digest: str) -> Policy:
     """Every reference in `file` is known to lead somewhere."""
-    limits = {name: _limit(name, entry) for name, entry in file.limits.items()}
+    limits = {name: _limit(name, entry, file.defaults) for name, entry in file.limits.items()}
     timeouts = _timeouts(file.defaults.timeout, DEFAULT_TIMEOUTS)
     return Policy(
         digest=digest,
@@ -129,6 +134,7 @@ def _compile(file: PolicyFile, digest: str) -> Policy:
                 model=entry.model,
                 options=dict(entry.__pydantic_extra__),
                 price=_price(entry.price),
+                limits=tuple(limits[limit] for limit in entry.limits),
             )
             for name, entry in file.backends.items()
         },
@@ -138,7 +144,7 @@ def _compile(file: PolicyFile, digest: str) -> Policy:
         },
         default_model=file.defaults.model or next(iter(file.models)),
         plans={name: _plan(name, entry, limits) for name, entry in file.plans.items()},
-        routes=tuple(_route(entry, timeouts) for entry in file.routes),
+        routes=tuple(_route(entry, timeouts, limits) for entry in file.routes),
         header_names=frozenset(name for entry in file.routes for name in entry.match.header or ()),
         estimate_output_tokens=file.defaults.estimate_output,
         currency=file.currency or "",
@@ -152,9 +158,19 @@ def _price(entry: PriceEntry | None) -> Price | None:
     return Price(input=entry.input, cached=cached, output=entry.output)
 
 
-def _limit(name: str, entry: LimitEntry) -> Limit:
+def _limit(name: str, entry: LimitEntry, defaults: DefaultsEntry) -> Limit:
     return Limit(
-        name=name, requests=entry.requests, tokens=entry.tokens, concurrent=entry.concurrent
+        name=name,
+        requests=entry.requests,
+        input_tokens=entry.input_tokens,
+        output_tokens=entry.output_tokens,
+        tokens=entry.tokens,
+        cost=entry.cost,
+        concurrent=entry.concurrent,
+        reset=entry.reset or MIDNIGHT,
+        warn_at=entry.warn_at,
+        per=entry.per or "",
+        on_store_error=entry.on_store_error or defaults.on_store_error,
     )
 
 
@@ -168,13 +184,14 @@ def _plan(name: str, entry: PlanEntry, limits: dict[str, Limit]) -> Plan:
     )
 
 
-def _route(entry: RouteEntry, defaults: Timeouts) -> Route:
+def _route(entry: RouteEntry, defaults: Timeouts, limits: dict[str, Limit]) -> Route:
     return Route(
         name=entry.name,
         match=_match(entry.match),
         use=entry.use,
         fallback=tuple(entry.fallback),
         timeouts=_timeouts(entry.timeout, defaults),
+        limits=tuple(limits[limit] for limit in entry.limits),
     )
 
 

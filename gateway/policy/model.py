@@ -9,9 +9,53 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from backends.base import BackendState
 from gateway.policy.prices import Price
+
+
+class Rate(NamedTuple):
+    """So much in a sliding window of seconds, or in each day or month of the calendar."""
+
+    amount: int  # of money in millionths
+    window_s: int  # 0 for a period
+    period: str = ""  # "day" | "month"
+
+
+class Reset(NamedTuple):
+    """When days and months begin."""
+
+    hour: int = 0
+    minute: int = 0
+    zone: str = "UTC"  # a name of the IANA time zone database
+
+
+MIDNIGHT = Reset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One entry of `limits:`."""
+
+    name: str
+    requests: Rate | None = None
+    input_tokens: Rate | None = None
+    output_tokens: Rate | None = None
+    tokens: Rate | None = None  # both together
+    cost: Rate | None = None
+    concurrent: int | None = None
+    reset: Reset = MIDNIGHT
+    warn_at: tuple[int, ...] = ()  # percent of what is per day or month; ascending
+    per: str = ""  # "tenant" | "key" | "plan" | "route"; "" for what it is attached to
+    on_store_error: str = "deny"  # | "local_share" | "allow"
+
+
+class LimitUse(NamedTuple):
+    """A limit and what it is attached to."""
+
+    limit: Limit
+    place: str  # "plan:NAME" | "route:NAME" | "backend:NAME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,16 +70,7 @@ class BackendConfig:
     model: str  # a catalog name, or a path; of "fastchat", what its workers call it
     options: Mapping[str, str | int | float | bool]
     price: Price | None = None  # None: what it answers is counted, and not charged
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """One entry of `limits:`. Rates are (amount, window in seconds)."""
-
-    name: str
-    requests: tuple[int, int] | None = None
-    tokens: tuple[int, int] | None = None
-    concurrent: int | None = None
+    limits: tuple[Limit, ...] = ()  # our own allowance there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +127,7 @@ class Route:
     use: str
     fallback: tuple[str, ...]
     timeouts: Timeouts
+    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +168,7 @@ class Decision:
     route: str = ""
     attempts: tuple[str, ...] = ()  # backend names, in the order to try them
     timeouts: Timeouts | None = None
-    limits: tuple[Limit, ...] = ()
+    limits: tuple[LimitUse, ...] = ()  # the plan's and the route's
     priority: int = 0  # the plan's
     weight: float = 1.0  # the plan's
     rejected_candidates: tuple[tuple[str, str], ...] = ()  # (backend, why)

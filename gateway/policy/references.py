@@ -34,7 +34,10 @@ def _references(root: Node) -> Iterator[_Reference]:
     for plan in _entries(root, "plans").values():
         yield from _named(plan, "limits", "limits")
         yield from _named(plan, "models", "models", globs=_is_star(plan.get("models")))
+    for backend in _entries(root, "backends").values():
+        yield from _named(backend, "limits", "limits")
     for route in _routes(root):
+        yield from _named(route, "limits", "limits")
         yield from _named(route, "use", "backends")
         yield from _named(route, "fallback", "backends")
         match = route.get("match")
@@ -85,7 +88,10 @@ def _repeated_items(root: Node) -> Iterator[Problem]:
     for plan in _entries(root, "plans").values():
         yield from _repeats(_texts(plan.get("limits")), "a limit of this plan")
         yield from _repeats(_texts(plan.get("models")), "a model of this plan")
+    for backend in _entries(root, "backends").values():
+        yield from _repeats(_texts(backend.get("limits")), "a limit of this backend")
     for route in _routes(root):
+        yield from _repeats(_texts(route.get("limits")), "a limit of this route")
         backends = [*_texts(route.get("use")), *_texts(route.get("fallback"))]
         message = "an attempt of this route, and each backend is tried once"
         yield from _repeats(backends, message, code="fallback-cycle")

@@ -22,12 +22,16 @@ from pydantic import (
     model_validator,
 )
 
+from gateway.policy import model
 from gateway.policy.problems import Refusal
 from gateway.policy.units import (
+    parse_cost,
     parse_count,
     parse_duration,
+    parse_percents,
     parse_price,
     parse_rate,
+    parse_reset,
     parse_weight,
 )
 
@@ -122,7 +126,11 @@ ModelName = Annotated[str, AfterValidator(_model_name)]
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 Names = Annotated[list[str], Field(min_length=1), BeforeValidator(_one_or_many)]
 Count = Annotated[int, PlainValidator(parse_count)]
-Rate = Annotated[tuple[int, int], PlainValidator(parse_rate)]
+Rate = Annotated[model.Rate, PlainValidator(parse_rate)]
+Cost = Annotated[model.Rate, PlainValidator(parse_cost)]
+Reset = Annotated[model.Reset, PlainValidator(parse_reset)]
+Percents = Annotated[tuple[int, ...], PlainValidator(parse_percents)]
+OnStoreError = Literal["deny", "local_share", "allow"]
 Weight = Annotated[float, PlainValidator(parse_weight)]
 PricePerMillion = Annotated[int, PlainValidator(parse_price)]
 Currency = Annotated[str, AfterValidator(_currency)]
@@ -148,7 +156,7 @@ class PriceEntry(Entry):
 
 
 class BackendEntry(Entry):
-    """What can answer. Keys beside `engine`, `model` and `price` are the engine's own options."""
+    """What can answer. Keys that are not named here are the engine's own options."""
 
     model_config = ConfigDict(extra="allow")
     # the annotation is how pydantic is told the type of the extra keys
@@ -157,6 +165,7 @@ class BackendEntry(Entry):
     engine: Annotated[Engine, BeforeValidator(_engine)] = Field(examples=["native"])
     model: str = Field(default="", examples=["smollm2-135m-instruct"])
     price: PriceEntry | None = Field(default=None, examples=["{input: 0.15, output: 0.60}"])
+    limits: list[str] = []
 
     @model_validator(mode="after")
     def _has_a_model(self) -> Self:
@@ -177,18 +186,32 @@ class LimitEntry(Entry):
     """What somebody may spend. At least one kind."""
 
     requests: Rate | None = Field(default=None, examples=["60/min"])
+    input_tokens: Rate | None = Field(default=None, examples=["30k/min"])
+    output_tokens: Rate | None = Field(default=None, examples=["10k/min"])
     tokens: Rate | None = Field(default=None, examples=["40k/min"])
+    cost: Cost | None = Field(default=None, examples=["200/month"])
     concurrent: Count | None = Field(default=None, examples=["4"])
-    cost: NotYet = None
-    reset: NotYet = None
-    warn_at: NotYet = None
-    on_store_error: NotYet = None
+    reset: Reset | None = Field(default=None, examples=['"00:00 Europe/Berlin"'])
+    warn_at: Percents = Field(default=(), examples=["80%"])
+    per: Literal["tenant", "key", "plan", "route"] | None = None
+    on_store_error: OnStoreError | None = None
+
+    @property
+    def rates(self) -> tuple[model.Rate, ...]:
+        """All that are given."""
+        kinds = (self.requests, self.input_tokens, self.output_tokens, self.tokens, self.cost)
+        return tuple(rate for rate in kinds if rate is not None)
 
     @model_validator(mode="after")
     def _limits_something(self) -> Self:
-        if self.requests is None and self.tokens is None and self.concurrent is None:
-            message = "a limit with neither requests nor tokens nor concurrent limits nothing"
+        if not self.rates and self.concurrent is None:
+            message = "a limit without requests, tokens, cost or concurrent limits nothing"
             raise Refusal("missing-key", message, write="requests: 60/min")
+        if not any(rate.period for rate in self.rates):
+            for key, value in (("reset", self.reset), ("warn_at", self.warn_at)):
+                if value:
+                    message = f"'{key}' has no effect: nothing in this limit is per day or month"
+                    raise Refusal("no-effect", message)
         return self
 
 
@@ -255,7 +278,7 @@ class RouteEntry(Entry):
     balance: NotYet = None
     affinity: NotYet = None
     fail_over_on: NotYet = None
-    limits: NotYet = None
+    limits: list[str] = []
     queue: NotYet = None
     retry: NotYet = None
     shadow: NotYet = None
@@ -267,7 +290,7 @@ class DefaultsEntry(Entry):
     model: str | None = Field(default=None, examples=["<a model's name>"])
     estimate_output: Count = Field(default=512, examples=["512"])
     timeout: TimeoutEntry = Field(default=TimeoutEntry(), examples=["{total: 2m}"])
-    on_store_error: NotYet = None
+    on_store_error: OnStoreError = "deny"
     retry: NotYet = None
 
 

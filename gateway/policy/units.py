@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
+from typing import cast
+from zoneinfo import available_timezones
 
+from gateway.policy.model import Rate, Reset
 from gateway.policy.prices import MICROS
-from gateway.policy.problems import Refusal, did_you_mean
+from gateway.policy.problems import Refusal, did_you_mean, nearest
 
 MAX_COUNT = 10**15  # counters add up many of them in 64 bits
 MIN_WEIGHT, MAX_WEIGHT = 0.01, 100.0  # apart further than this, one plan would starve the other
@@ -23,13 +26,17 @@ MULTIPLIERS: Mapping[str, int] = {"": 1, "k": 1_000, "M": 1_000_000}
 WINDOWS_S: Mapping[str, int] = {"s": 1, "min": 60, "h": 3600}
 DURATIONS_MS: Mapping[str, int] = {"ms": 1, "s": 1_000, "m": 60_000}
 
-_NOT_YET_WINDOWS = ("day", "month")
+PERIODS = ("day", "month")
+
+_MONEY = re.compile(r"[0-9]{1,12}(?:\.[0-9]{1,6})?")
+_RESET = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])(?: +([A-Za-z0-9_+/-]+))?")
 _NUMBER = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?) ?([A-Za-z]*)")
 _NEAR_MULTIPLIERS = {"K": "k", "m": "M", "mio": "M"}
 _NEAR_WINDOWS = {
     "m": "min", "mins": "min", "minute": "min", "minutes": "min", "M": "min",
     "sec": "s", "secs": "s", "second": "s", "seconds": "s", "S": "s",
     "hr": "h", "hour": "h", "hours": "h", "H": "h",
+    "d": "day", "days": "day", "D": "day", "mo": "month", "months": "month",
 }  # fmt: skip
 _NEAR_DURATIONS = {
     "msec": "ms", "millis": "ms", "milliseconds": "ms",
@@ -53,22 +60,80 @@ def parse_count(value: object) -> int:
     return int(count)
 
 
-def parse_rate(value: object) -> tuple[int, int]:
-    """`60/min` as (60, 60): the amount, and the window in seconds.
+def parse_rate(value: object) -> Rate:
+    """`60/min` as 60 in 60 seconds, `5M/day` as 5 million in each day.
 
     Raises:
-        Refusal: missing-unit, bad-unit, bad-value, not-supported-yet.
+        Refusal: missing-unit, bad-unit, bad-value.
     """
+    amount, unit = _per(value, parse_count)
+    return Rate(parse_count(amount), WINDOWS_S.get(unit, 0), unit if unit in PERIODS else "")
+
+
+def parse_cost(value: object) -> Rate:
+    """`200/month` or `0.50/day`, in millionths of the currency.
+
+    Raises:
+        Refusal: missing-unit, bad-unit, bad-value.
+    """
+    amount, unit = _per(value, _micros)
+    return Rate(_micros(amount), WINDOWS_S.get(unit, 0), unit if unit in PERIODS else "")
+
+
+def _per(value: object, parse: Callable[[object], int]) -> tuple[str, str]:
+    """The amount and the unit of time of `AMOUNT/UNIT`."""
     amount, slash, unit = str(value).partition("/")
     if not slash:
-        parse_count(value)
+        parse(value)
         raise Refusal("missing-unit", f"{value} does not say per what", write=f"{value}/min")
     amount, unit = amount.strip(), unit.strip()
-    if unit in _NOT_YET_WINDOWS:
-        raise Refusal("not-supported-yet", f"limits per {unit} are not supported yet")
-    if unit not in WINDOWS_S:
-        raise _bad_unit(f"{amount}/", unit, WINDOWS_S, _NEAR_WINDOWS)
-    return parse_count(amount), WINDOWS_S[unit]
+    if unit not in WINDOWS_S and unit not in PERIODS:
+        units = dict.fromkeys((*WINDOWS_S, *PERIODS), 0)
+        raise _bad_unit(f"{amount}/", unit, units, _NEAR_WINDOWS)
+    return amount, unit
+
+
+def _micros(value: object) -> int:
+    number = None if isinstance(value, bool) else _MONEY.fullmatch(str(value).strip())
+    micros = Decimal(number[0]) * MICROS if number else Decimal(0)
+    if not 1 <= micros <= MAX_COUNT:
+        raise Refusal("bad-value", f"{value} is not an amount of money such as 200 or 0.50")
+    return int(micros)
+
+
+def parse_percents(value: object) -> tuple[int, ...]:
+    """`80%`, or a list of such, ascending.
+
+    Raises:
+        Refusal: missing-unit, bad-value.
+    """
+    items = cast(list[object], value) if isinstance(value, list) else [value]
+    percents: set[int] = set()
+    for item in items:
+        number, percent = str(item).removesuffix("%").strip(), str(item).endswith("%")
+        if not percent and number.isdecimal():
+            raise Refusal("missing-unit", f"{item} has no unit", write=f"{number}%")
+        if not number.isdecimal() or not 1 <= int(number) <= 100:
+            raise Refusal("bad-value", f"{item} is not a share from 1% to 100%", write="80%")
+        percents.add(int(number))
+    return tuple(sorted(percents))
+
+
+def parse_reset(value: object) -> Reset:
+    """`00:00 Europe/Berlin` or `06:30`, which is in UTC: when days and months begin.
+
+    Raises:
+        Refusal: bad-value.
+    """
+    found = _RESET.fullmatch(str(value).strip())
+    if found is None:
+        message = f"{value} is not a time of day and a time zone"
+        raise Refusal("bad-value", message, write='"00:00 Europe/Berlin"')
+    zone = found[3] or "UTC"
+    if zone != "UTC" and zone not in available_timezones():
+        hint = did_you_mean(nearest(zone, available_timezones()))
+        raise Refusal("bad-value", f"'{zone}' is no time zone here", hint=hint)
+    return Reset(int(found[1]), int(found[2]), zone)
 
 
 def parse_duration(value: object) -> float:

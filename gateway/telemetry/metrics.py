@@ -67,6 +67,12 @@ class Metrics:
         self.limit_rejections = counter(
             "turnout_limit_rejections", "Refused by a limit.", "tenant", "limit", "dimension"
         )
+        self.limit_warnings = counter(
+            "turnout_limit_warnings",
+            "Days or months of which a share in `warn_at` is used.",
+            "limit",
+        )
+        self.store_errors = counter("turnout_store_errors", "Steps that the limit store failed.")
         self.attempts = counter("turnout_attempts", "Attempts on backends.", "backend", "outcome")
         self.in_flight = gauge("turnout_inflight_requests", "Requests being served.")
         self.usage_unwritten = gauge(

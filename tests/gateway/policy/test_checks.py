@@ -83,3 +83,46 @@ def test_finds_a_total_deadline_before_the_first_token_s() -> None:
     (problem,) = problems_after("{first_token: 2s}", "{first_token: 2s, total: 2s}")
     assert problem.code == "deadline-too-short"
     assert "'chat-default' waits 2s" in problem.message
+
+
+PRICED = TEXT.replace("echo, delay_ms: 5", "echo, price: {input: 1, output: 2}")
+
+
+def test_finds_a_limit_of_output_tokens_that_no_request_fits_into() -> None:
+    (problem,) = problems_after("tokens: 40k/min", "output_tokens: 255/min")
+    assert problem.code == "limit-below-estimate"
+
+
+def test_finds_backends_without_a_price_under_a_limit_of_money() -> None:
+    text = PRICED.replace("requests: 10/s", "cost: 20/month").replace(
+        "version: 1", "version: 1\ncurrency: EUR"
+    )
+    found = problems_in(text)
+    assert {problem.code for problem in found} == {"price-missing"}
+    assert sorted(problem.message.split("'")[3] for problem in found) == ["large", "small"]
+
+
+def test_a_limit_of_money_needs_a_currency() -> None:
+    found = problems_after("requests: 10/s", "cost: 20/month")
+    assert [(one.code, one.write) for one in found] == [("missing-key", "currency: USD")]
+    assert "limit 'paid' has an amount of money" in found[0].message
+
+
+def test_finds_a_limit_that_counts_what_its_place_does_not_have() -> None:
+    (problem,) = problems_after("requests: 10/s", "requests: 10/s, per: route")
+    assert problem.code == "no-effect"
+    assert "which plan 'pro' cannot do" in problem.message
+
+
+def test_limits_may_be_attached_to_routes_and_backends() -> None:
+    text = TEXT.replace("echo, delay_ms: 5", "echo, limits: [paid]").replace(
+        "    use: small\n    fallback: [spare, large]",
+        "    use: small\n    limits: [free]\n    fallback: [spare, large]",
+    )
+    assert problems_in(text) == ()
+    assert [
+        one.code for one in problems_in(text.replace("echo, limits: [paid", "echo, limits: [piad"))
+    ] == ["unknown-ref"]
+    per_key = text.replace("paid: {requests: 10/s", "paid: {requests: 10/s, per: key")
+    (problem,) = problems_in(per_key)
+    assert (problem.code, problem.span.line) == ("no-effect", 4)

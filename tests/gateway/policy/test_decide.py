@@ -40,7 +40,7 @@ def test_takes_the_first_route_that_matches_and_says_why() -> None:
 
 def test_hands_on_what_the_plan_and_the_route_say() -> None:
     decision = decide(policy(), facts(plan="free"), ALL_READY)
-    assert [limit.name for limit in decision.limits] == ["free"]
+    assert [(use.limit.name, use.place) for use in decision.limits] == [("free", "plan:free")]
     assert (decision.priority, decision.weight) == (-1, 1.0)
     assert decide(policy(), facts(plan="pro"), ALL_READY).weight == 2.5
     assert decision.timeouts == Timeouts(first_token_s=2, between_tokens_s=20, total_s=120)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from gateway.policy.load import DEFAULT_TIMEOUTS, load, parse
-from gateway.policy.model import Limit, Match, Timeouts
+from gateway.policy.model import Limit, Match, Rate, Timeouts
 from gateway.policy.problems import PolicyError
 from tests.gateway.policy.examples import TEXT, error_of, policy, problems_after, problems_in
 
@@ -23,7 +23,7 @@ def test_compiles_backends_with_their_options() -> None:
 
 def test_compiles_plans_with_their_limits_resolved() -> None:
     free = policy().plans["free"]
-    limit = Limit(name="free", requests=(60, 60), tokens=(40_000, 60), concurrent=4)
+    limit = Limit(name="free", requests=Rate(60, 60), tokens=Rate(40_000, 60), concurrent=4)
     assert free.limits == (limit,)
     assert (free.models, free.priority, free.weight) == (("chat",), -1, 1.0)
     pro = policy().plans["pro"]

@@ -20,7 +20,14 @@ from tests.gateway.policy.examples import TEXT, problems_after, problems_in
         ("  free: {req", "  'f r': {requests: 1/s}\n  free: {req", "bad-value", "'f r' is not", ""),
         ("requests: 60/min", "requests: 60", "missing-unit", "60 does not", "requests: 60/min"),
         ("tokens: 40k/min", "tokens: 40k/m", "bad-unit", "'m' is not", "tokens: 40k/min"),
-        ("requests: 10/s", "reset: x, requests: 10/s", "not-supported-yet", "paid.reset", ""),
+        ("requests: 10/s", "reset: '00:00', requests: 10/s", "no-effect", "'reset' has no", ""),
+        ("requests: 10/s", "warn_at: 80%, requests: 10/s", "no-effect", "'warn_at' has no", ""),
+        ("requests: 10/s", "requests: 9/day, reset: '0:00'", "bad-value",
+         "0:00 is not a time", 'reset: "00:00 Europe/Berlin"'),
+        ("requests: 10/s", "requests: 9/day, warn_at: 80", "missing-unit",
+         "80 has no unit", "warn_at: 80%"),
+        ("requests: 10/s", "requests: 10/s, per: user", "bad-value", "user is not 'tenant'", ""),
+        ("requests: 10/s", "requests: 10/s, on_store_error: ignore", "bad-value", "not 'deny'", ""),
         ("{requests: 10/s}", "{}", "missing-key", "limits nothing", "requests: 60/min"),
         ("priority: low", "priority: hgih", "bad-value", "hgih is not 'low', 'normal'", ""),
         ("weight: 2.5", "weight: 0", "bad-value", "plans.pro.weight: 0 is not a number from 0.01 to"
@@ -110,7 +117,6 @@ def test_every_key_of_the_language_that_is_not_built_yet_is_refused_by_name() ->
         "retry": "    use: spare",
         "queue": "    use: spare",
         "fail_over_on": "    use: spare",
-        "on_store_error": "  estimate_output",
     }
     for key, before in later.items():
         indent = before[: len(before) - len(before.lstrip())]

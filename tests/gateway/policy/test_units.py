@@ -6,13 +6,17 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, strategies as st
 
+from gateway.policy.model import Rate, Reset
 from gateway.policy.problems import Refusal
 from gateway.policy.units import (
     MAX_COUNT,
+    parse_cost,
     parse_count,
     parse_duration,
+    parse_percents,
     parse_price,
     parse_rate,
+    parse_reset,
     parse_weight,
 )
 
@@ -27,9 +31,16 @@ def test_reads_counts(written: object, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("written", "rate"),
-    [("60/min", (60, 60)), ("10/s", (10, 1)), ("40k/min", (40_000, 60)), ("5 / h", (5, 3600))],
+    [
+        ("60/min", Rate(60, 60)),
+        ("10/s", Rate(10, 1)),
+        ("40k/min", Rate(40_000, 60)),
+        ("5 / h", Rate(5, 3600)),
+        ("5M/day", Rate(5_000_000, 0, "day")),
+        ("1/month", Rate(1, 0, "month")),
+    ],
 )
-def test_reads_rates_with_their_window_in_seconds(written: str, rate: tuple[int, int]) -> None:
+def test_reads_rates_with_their_window_in_seconds_or_their_period(written: str, rate: Rate) -> None:
     assert parse_rate(written) == rate
 
 
@@ -85,7 +96,14 @@ def test_a_price_is_read_as_it_was_written_to_the_last_decimal(micros: int) -> N
         (parse_rate, "60/m", "bad-unit", "60/min"),
         (parse_rate, "60/hour", "bad-unit", "60/h"),
         (parse_rate, "60/fortnight", "bad-unit", ""),
-        (parse_rate, "5M/day", "not-supported-yet", ""),
+        (parse_rate, "5M/d", "bad-unit", "5M/day"),
+        (parse_cost, "200", "missing-unit", "200/min"),
+        (parse_cost, "200 EUR/month", "bad-value", ""),
+        (parse_cost, "0.0000001/day", "bad-value", ""),
+        (parse_percents, 80, "missing-unit", "80%"),
+        (parse_percents, ["50%", "101%"], "bad-value", "80%"),
+        (parse_reset, "midnight", "bad-value", '"00:00 Europe/Berlin"'),
+        (parse_reset, "24:00", "bad-value", '"00:00 Europe/Berlin"'),
         (parse_rate, "0/min", "bad-value", ""),
         (parse_rate, "/min", "bad-value", ""),
         (parse_rate, "60/min/s", "bad-unit", ""),
@@ -117,9 +135,9 @@ def test_refuses_saying_what_to_write(
 
 @given(st.integers(1, 10**9), st.sampled_from(["", "k", "M"]), st.sampled_from(["s", "min", "h"]))
 def test_a_rate_is_its_count_over_its_window(number: int, unit: str, window: str) -> None:
-    amount, window_s = parse_rate(f"{number}{unit}/{window}")
-    assert amount == parse_count(f"{number}{unit}")
-    assert window_s == {"s": 1, "min": 60, "h": 3600}[window]
+    rate = parse_rate(f"{number}{unit}/{window}")
+    assert rate.amount == parse_count(f"{number}{unit}")
+    assert rate.window_s == {"s": 1, "min": 60, "h": 3600}[window]
 
 
 @given(st.one_of(st.text(), st.integers(), st.floats(), st.none(), st.lists(st.integers())))
@@ -127,3 +145,40 @@ def test_any_value_is_read_or_refused(value: object) -> None:
     for parse in (parse_count, parse_rate, parse_duration, parse_weight):
         with suppress(Refusal):
             assert parse(value)
+
+
+@pytest.mark.parametrize(
+    ("written", "rate"),
+    [
+        ("200/month", Rate(200_000_000, 0, "month")),
+        ("0.50/day", Rate(500_000, 0, "day")),
+        ("0.000001/h", Rate(1, 3600)),
+    ],
+)
+def test_reads_amounts_of_money_in_millionths(written: str, rate: Rate) -> None:
+    assert parse_cost(written) == rate
+
+
+@pytest.mark.parametrize(
+    ("written", "percents"), [("80%", (80,)), (["80%", "50%", "80%"], (50, 80))]
+)
+def test_reads_shares_in_order(written: object, percents: tuple[int, ...]) -> None:
+    assert parse_percents(written) == percents
+
+
+@pytest.mark.parametrize(
+    ("written", "reset"),
+    [
+        ("00:00 Europe/Berlin", Reset(0, 0, "Europe/Berlin")),
+        ("06:30", Reset(6, 30)),
+        ("23:59  UTC", Reset(23, 59)),
+    ],
+)
+def test_reads_when_days_begin(written: str, reset: Reset) -> None:
+    assert parse_reset(written) == reset
+
+
+def test_a_time_zone_that_there_is_not_is_refused_with_the_nearest() -> None:
+    with pytest.raises(Refusal, match="'Europe/Berln' is no time zone") as caught:
+        parse_reset("00:00 Europe/Berln")
+    assert "Europe/Berlin" in caught.value.hint

@@ -1,0 +1,161 @@
+"""From a decision to the events of one answer: backends are tried in turn until one gives any.
+
+Knows no wire format and no tenant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+
+from backends.errors import (
+    BackendError,
+    BackendOverloaded,
+    BackendProtocolError,
+    BackendTimeout,
+    DeadlineExceeded,
+)
+from backends.types import Event, Finished, GenerationRequest
+from gateway.bill import spend_of
+from gateway.call import Call, Services
+from gateway.errors import ClientError, Draining, GatewayError, RateLimited, UpstreamTimeout
+from gateway.policy.model import Decision, Timeouts
+from gateway.stores.base import Spend
+from gateway.telemetry import tracing
+from gateway.tenancy.limits import backend_claims
+
+log = logging.getLogger("turnout.attempts")
+
+MARGIN_SHARE, MAX_MARGIN_S = 0.1, 5.0
+"""How much earlier than ours a backend's deadline is: of the time left, and at most. An engine
+looks at its clock between two steps, and then still has to tell us. A step of SmolLM2-135M took
+0.6 s at most with 32 sequences, and 4 s at the end of a prompt of 6,000 tokens, on two busy cores.
+"""
+
+CUT_OFF = "This server shut down before the answer was complete."
+
+Events = AsyncGenerator[Event, None]
+
+
+async def attempts(
+    call: Call, request: GenerationRequest, decision: Decision, most: Spend
+) -> Events:
+    """The events of the first backend that gives any: fails over before the first event only, and
+    while there is time left.
+
+    Raises:
+        BackendError: the last failure.
+        GatewayError: in the middle of an answer.
+    """
+    timeouts = timeouts_of(decision)
+    failure: BackendError = DeadlineExceeded("the request's time was over before an attempt")
+    for name in decision.attempts:
+        left_s = timeouts.total_s - call.elapsed_s()
+        if left_s <= 0.0:
+            break
+        call.backend = name
+        call.num_attempts += 1
+        timed = replace(request, timeout_s=left_s - min(left_s * MARGIN_SHARE, MAX_MARGIN_S))
+        try:
+            async with (
+                _allowance(call, name, most),
+                aclosing(_attempt(call, name, timed, timeouts)) as events,
+            ):
+                async for event in events:
+                    call.count(event)
+                    yield event
+            return
+        except BackendError as error:
+            if call.first_token_s is not None or not error.retryable:
+                raise
+            log.warning("attempt on %s failed: %s", name, error.message)
+            failure = error
+    raise failure
+
+
+@asynccontextmanager
+async def _allowance(call: Call, name: str, most: Spend) -> AsyncGenerator[None]:
+    """Hold what an attempt takes of our own allowance at a backend, if that is limited.
+
+    It is a lease of its own, settled with what this attempt used.
+
+    Raises:
+        BackendOverloaded: too little is left. That is no client's fault: the next one is tried.
+    """
+    services = call.services
+    backend = services.policy.backends[name]
+    if not backend.limits:
+        yield
+        return
+    claims = backend_claims(backend, most, services.wall_clock())
+    try:
+        lease = await services.leases.reserve(
+            f"{call.stamp.request_id}/{call.num_attempts}", claims
+        )
+    except ClientError as error:  # it reads well for a client whose limit it is, which it is not
+        services.metrics.attempts.labels(name, "allowance_used_up").inc()
+        wait_s = error.retry_after_s if isinstance(error, RateLimited) else None
+        message = f"the allowance at backend '{name}' is used up"
+        raise BackendOverloaded(message, retry_after_s=wait_s) from error
+    try:
+        yield
+    finally:
+        lease.spend = spend_of(call)
+        await services.leases.end(lease)
+
+
+async def _attempt(call: Call, name: str, request: GenerationRequest, timeouts: Timeouts) -> Events:
+    """One backend's events under the route's timeouts, with a span of its own."""
+    services = call.services
+    span = services.tracing.attempt_span(call.span, call.endpoint, name, request.model)
+    outcome = tracing.CLIENT_DISCONNECT
+    deadline_s = call.arrived_s + timeouts.total_s
+    limit_s = timeouts.first_token_s
+    last: Event | None = None
+    try:
+        async with aclosing(services.backends[name].generate(request)) as events:
+            while True:
+                now_s = services.monotonic()
+                left_s = min(limit_s, deadline_s - now_s, services.drain.remaining_s(now_s))
+                try:
+                    async with asyncio.timeout(max(left_s, 0.0)):
+                        event = await anext(events)
+                except StopAsyncIteration:
+                    break
+                last = event
+                yield event
+                limit_s = timeouts.between_tokens_s
+        if not isinstance(last, Finished):
+            raise BackendProtocolError(f"backend {name} ended without finishing")
+        outcome = "complete"
+    except TimeoutError as error:
+        outcome = "timeout"
+        raise _timeout_error(services, name, limit_s, has_begun=last is not None) from error
+    except BackendError as error:
+        outcome = type(error).__name__
+        raise
+    finally:
+        services.metrics.attempts.labels(name, outcome).inc()
+        if outcome != "complete":
+            tracing.fail(span, outcome, ours=outcome != tracing.CLIENT_DISCONNECT)
+        span.set_attribute(tracing.OUTPUT_TOKENS, call.completion_tokens)
+        span.end()
+
+
+def _timeout_error(
+    services: Services, name: str, limit_s: float, *, has_begun: bool
+) -> BackendError | GatewayError:
+    if services.drain.is_draining:
+        return Draining(CUT_OFF)
+    if has_begun:
+        return UpstreamTimeout(f"backend {name} sent nothing more in time")
+    return BackendTimeout(f"backend {name} sent no first token within {limit_s:g} s")
+
+
+def timeouts_of(decision: Decision) -> Timeouts:
+    """Of a decision that goes somewhere."""
+    assert decision.timeouts is not None  # every decision that is no rejection has them
+    return decision.timeouts
