@@ -296,7 +296,7 @@ class Ledger:
         query = _select_windows(len(held))
         rows = self._db.execute(query, [one.counter for one in held]).fetchall()
         found = {(counter, window): (used, reserved) for counter, window, used, reserved in rows}
-        counts = []
+        counts: list[Counts] = []
         for one in held:
             used, reserved = found.get((one.counter, one.window), (0, 0))
             previous = sum(found.get((one.counter, one.window - 1), (0, 0)))
