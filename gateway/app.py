@@ -28,6 +28,7 @@ from gateway.config import Settings
 from gateway.dialects.openai_errors import openai_error_reply
 from gateway.drain import Drain
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, RouteNotFound
+from gateway.guard import Guard
 from gateway.middleware import RequestId, TidyPath
 from gateway.policy.load import load
 from gateway.policy.model import BackendConfig, Policy
@@ -86,7 +87,7 @@ async def open_services(
         metrics.policy_info.labels(policy.digest).set(1)
         tracing = Tracing(open_provider(os.environ))
         stack.callback(tracing.close)
-        usage = await stack.enter_async_context(open_usage(settings))
+        usage_store, usage = await stack.enter_async_context(open_usage(settings))
         metrics.usage_unwritten.set_function(lambda: usage.num_unwritten)
         store = await open_store(settings)
         stack.push_async_callback(store.aclose)
@@ -102,8 +103,11 @@ async def open_services(
             policy=policy,
             backends=backends,
             directory=directory,
+            store=store,
             leases=leases,
+            guard=build_guard(settings),
             usage=usage,
+            usage_store=usage_store,
             metrics=metrics,
             tracing=tracing,
             drain=drain,
@@ -117,8 +121,10 @@ async def open_services(
 
 
 @asynccontextmanager
-async def open_usage(settings: Settings) -> AsyncGenerator[UsageWriter]:
-    """Where records go. Closed after the leases, so that every ending is in it."""
+async def open_usage(settings: Settings) -> AsyncGenerator[tuple[UsageStore, UsageWriter]]:
+    """Where records are, and how they go there. Closed after the leases, so that every ending is
+    in it.
+    """
     store = await UsageStore.open(settings.home)
     deleting: asyncio.Task[None] | None = None
     try:
@@ -128,12 +134,22 @@ async def open_usage(settings: Settings) -> AsyncGenerator[UsageWriter]:
                 delete_old(store, keep_s=keep_s, wall_clock=time.time), name="usage-retention"
             )
         async with UsageWriter(store) as usage:
-            yield usage
+            yield store, usage
     finally:
         if deleting is not None:
             deleting.cancel()
             await asyncio.wait([deleting])
         await store.aclose()
+
+
+def build_guard(settings: Settings) -> Guard:
+    """What counts strangers and operators, by the settings."""
+    return Guard(
+        auth_failures_per_min=settings.auth_failures_per_min,
+        admin_auth_failures_per_min=settings.admin_auth_failures_per_min,
+        admin_requests_per_min=settings.admin_requests_per_min,
+        clock=time.monotonic,
+    )
 
 
 def tgi_backends(policy: Policy) -> frozenset[str]:

@@ -132,4 +132,5 @@ class AdminKeys:
 
 
 def _to_key(row: sa.RowMapping) -> AdminKey:
-    return AdminKey(**{**row, "scope": AdminScope(row["scope"])})
+    values = dict(row)
+    return AdminKey(scope=AdminScope(values.pop("scope")), **values)
