@@ -15,7 +15,6 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Lifespan
@@ -29,7 +28,7 @@ from gateway.dialects.openai_errors import openai_error_reply
 from gateway.drain import Drain
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.guard import Guard
-from gateway.middleware import RequestId, TidyPath
+from gateway.middleware import PublicCors, RequestId, TidyPath
 from gateway.policy.load import load
 from gateway.policy.model import BackendConfig, Policy
 from gateway.routes import build_routes
@@ -66,7 +65,7 @@ def assemble(lifespan: Lifespan[Starlette] | None = None) -> Starlette:
             Middleware(RequestId),
             Middleware(TidyPath),
             Middleware(
-                CORSMiddleware,
+                PublicCors,
                 allow_origins=["*"],
                 allow_methods=["GET", "POST", "OPTIONS"],
                 allow_headers=["*"],

@@ -116,6 +116,18 @@ class Directory:
             raise _no_tenant(name)
         return Tenant(**rows[0])
 
+    async def tenant_of(self, key: KeyRecord) -> Tenant:
+        """Whose key it is.
+
+        Raises:
+            UnknownTenant: it was deleted meanwhile, and its keys with it.
+        """
+        its = schema.tenants.c.tenant_id == key.tenant_id
+        rows = await self._rows(sa.select(schema.tenants).where(its))
+        if not rows:
+            raise _no_tenant(key.tenant_id)
+        return Tenant(**rows[0])
+
     async def set_plan(self, name: str, plan: str) -> Tenant:
         """Put a tenant on another plan.
 
