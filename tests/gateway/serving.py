@@ -25,6 +25,7 @@ from gateway.app import assemble
 from gateway.call import Services
 from gateway.drain import Drain
 from gateway.guard import Guard
+from gateway.networks import Network
 from gateway.policy.load import parse
 from gateway.stores.base import LimitStore
 from gateway.stores.memory import MemoryStore
@@ -207,6 +208,7 @@ async def gateway_over(
     limit_clock: Callable[[], float] = time.time,
     usage_capacity: int = 1000,
     guard: Guard | None = None,
+    trusted_proxies: tuple[Network, ...] = (),
 ) -> AsyncIterator[Gateway]:
     """A gateway with one tenant on the plan `demo`. Without a `guard` it counts no failures."""
     async with AsyncExitStack() as stack:
@@ -244,5 +246,6 @@ async def gateway_over(
             body_limit_bytes=100_000,
             body_timeout_s=5.0,
             keep_alive_s=keep_alive_s,
+            trusted_proxies=trusted_proxies,
         )
         yield Gateway(services=services, store=store, usage=usage, spans=spans, key=key)
