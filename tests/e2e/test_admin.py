@@ -27,12 +27,7 @@ def admin_of(server: Server) -> httpx.Client:
 
 
 def openai_of(server: Server, key: str) -> openai.OpenAI:
-    return openai.OpenAI(
-        base_url=f"{server.base_url}/v1",
-        api_key=key,
-        max_retries=0,
-        http_client=httpx.Client(trust_env=False),
-    )
+    return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key=key, max_retries=0)
 
 
 def say(client: openai.OpenAI) -> str | None:
