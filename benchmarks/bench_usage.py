@@ -28,6 +28,7 @@ from gateway.bill import usage_record
 from gateway.call import Call, Services
 from gateway.dialects.base import Stamp
 from gateway.drain import Drain
+from gateway.guard import Guard
 from gateway.policy.load import parse
 from gateway.policy.model import Decision
 from gateway.stores.memory import MemoryStore
@@ -65,12 +66,22 @@ class Nowhere:
 
 async def call_of(home: Path, writer: UsageWriter) -> Call:
     """A request that has its answer."""
+    store = MemoryStore(clock=time.monotonic)
+    guard = Guard(
+        auth_failures_per_min=0,
+        admin_auth_failures_per_min=0,
+        admin_requests_per_min=0,
+        clock=time.monotonic,
+    )
     services = Services(
         policy=parse(POLICY, "policy.yaml"),
         backends={},
         directory=await Directory.open(home),
-        leases=Leases(MemoryStore(clock=time.monotonic)),
+        store=store,
+        leases=Leases(store),
+        guard=guard,
         usage=writer,
+        usage_store=await UsageStore.open(home),
         metrics=Metrics(),
         tracing=Tracing(open_provider({})),
         drain=Drain(1.0),

@@ -15,7 +15,6 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Lifespan
@@ -28,7 +27,8 @@ from gateway.config import Settings
 from gateway.dialects.openai_errors import openai_error_reply
 from gateway.drain import Drain
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, RouteNotFound
-from gateway.middleware import RequestId, TidyPath
+from gateway.guard import Guard
+from gateway.middleware import PublicCors, RequestId, TidyPath
 from gateway.policy.load import load
 from gateway.policy.model import BackendConfig, Policy
 from gateway.routes import build_routes
@@ -66,7 +66,7 @@ def assemble(lifespan: Lifespan[Starlette] | None = None) -> Starlette:
             Middleware(RequestId),
             Middleware(TidyPath),
             Middleware(
-                CORSMiddleware,
+                PublicCors,
                 allow_origins=["*"],
                 allow_methods=["GET", "POST", "OPTIONS"],
                 allow_headers=["*"],
@@ -89,7 +89,8 @@ async def open_services(
         stack.callback(tracing.close)
         store = await open_store(settings)
         stack.push_async_callback(store.aclose)
-        usage = await stack.enter_async_context(open_usage(settings, store))
+        opened = await stack.enter_async_context(open_usage(settings, store))
+        usage_store, usage = opened
         metrics.usage_unwritten.set_function(lambda: usage.num_unwritten)
         leases = await stack.enter_async_context(
             Leases(
@@ -109,8 +110,11 @@ async def open_services(
             policy=policy,
             backends=backends,
             directory=directory,
+            store=store,
             leases=leases,
+            guard=build_guard(settings),
             usage=usage,
+            usage_store=usage_store,
             metrics=metrics,
             tracing=tracing,
             drain=drain,
@@ -124,8 +128,13 @@ async def open_services(
 
 
 @asynccontextmanager
-async def open_usage(settings: Settings, outbox: Outbox) -> AsyncGenerator[UsageWriter]:
-    """Where records go. Closed after the leases, so that every ending is in it."""
+async def open_usage(
+    settings: Settings, outbox: Outbox
+) -> AsyncGenerator[tuple[UsageStore, UsageWriter]]:
+    """Where records are, and how they go there.
+
+    Closed after the leases, so that every ending is in it.
+    """
     store = await UsageStore.open(settings.home)
     deleting: asyncio.Task[None] | None = None
     try:
@@ -135,12 +144,22 @@ async def open_usage(settings: Settings, outbox: Outbox) -> AsyncGenerator[Usage
                 delete_old(store, keep_s=keep_s, wall_clock=time.time), name="usage-retention"
             )
         async with UsageCarrier(outbox, store), UsageWriter(store) as usage:
-            yield usage
+            yield store, usage
     finally:
         if deleting is not None:
             deleting.cancel()
             await asyncio.wait([deleting])
         await store.aclose()
+
+
+def build_guard(settings: Settings) -> Guard:
+    """What counts strangers and operators, by the settings."""
+    return Guard(
+        auth_failures_per_min=settings.auth_failures_per_min,
+        admin_auth_failures_per_min=settings.admin_auth_failures_per_min,
+        admin_requests_per_min=settings.admin_requests_per_min,
+        clock=time.monotonic,
+    )
 
 
 def tgi_backends(policy: Policy) -> frozenset[str]:

@@ -8,6 +8,7 @@ from starlette.types import Scope
 
 from gateway.call import Services
 from gateway.errors import Forbidden, IpNotAuthorized
+from gateway.guard import Door
 from gateway.networks import Address, caller_address
 from gateway.tenancy.key_rules import KeyScope
 from gateway.tenancy.keys import bearer
@@ -23,15 +24,19 @@ async def authenticate(services: Services, scope: Scope, needed: KeyScope) -> Pr
 
     Raises:
         Unauthenticated: it holds none, several, or one that opens nothing.
+        RateLimited: the address has shown too many of these, and this one was never good here.
         IpNotAuthorized: the key does not open anything from this address.
         Forbidden: the key lacks the scope.
         Overloaded: keys cannot be looked up at the moment.
     """
-    secret = bearer(_values(scope, b"authorization"), _values(scope, b"x-api-key"))
-    principal = await services.directory.authenticate(secret, now_s=services.wall_clock())
+    address = address_of(services, scope)
+    authorization, x_api_key = credentials_of(scope)
+    with services.guard.attempt(Door.PUBLIC, address, (*authorization, *x_api_key)):
+        secret = bearer(authorization, x_api_key)
+        principal = await services.directory.authenticate(secret, now_s=services.wall_clock())
     rules = principal.rules
-    if rules.networks is not None and not rules.allows_address(_address(services, scope)):
-        log.info("refused key %s from %s", principal.key_id, _address(services, scope))
+    if rules.networks is not None and not rules.allows_address(address):
+        log.info("refused key %s from %s", principal.key_id, address)
         raise IpNotAuthorized(
             "This API key may not be used from your address; ask your operator to allow it."
         )
@@ -43,7 +48,13 @@ async def authenticate(services: Services, scope: Scope, needed: KeyScope) -> Pr
     return principal
 
 
-def _address(services: Services, scope: Scope) -> Address | None:
+def credentials_of(scope: Scope) -> tuple[list[bytes], list[bytes]]:
+    """All values of the two headers that may hold a key, as they came in."""
+    return _values(scope, b"authorization"), _values(scope, b"x-api-key")
+
+
+def address_of(services: Services, scope: Scope) -> Address | None:
+    """Who sent the request, as far as trusted proxies say so; None if that cannot be known."""
     peer: tuple[str, int] | None = scope.get("client")
     forwarded_for = [value.decode("latin-1") for value in _values(scope, b"x-forwarded-for")]
     return caller_address(peer[0] if peer else None, forwarded_for, services.trusted_proxies)

@@ -17,8 +17,10 @@ from backends.types import Event, Finished, PromptLogprobs, Token
 from gateway.dialects.base import Stamp, Timings
 from gateway.drain import Drain
 from gateway.errors import Draining, GatewayError, ServerError
+from gateway.guard import Guard
 from gateway.networks import Network
 from gateway.policy.model import Decision, Policy
+from gateway.stores.base import LimitStore
 from gateway.telemetry import tracing
 from gateway.telemetry.metrics import OTHER, Metrics
 from gateway.telemetry.record import RequestRecord
@@ -26,6 +28,7 @@ from gateway.telemetry.tracing import Tracing
 from gateway.tenancy.database import Directory
 from gateway.tenancy.leases import Lease, Leases
 from gateway.tenancy.tenants import Principal
+from gateway.usage.store import UsageStore
 from gateway.usage.writer import UsageWriter
 
 access_log = logging.getLogger("turnout.access")
@@ -38,8 +41,11 @@ class Services:
     policy: Policy
     backends: Mapping[str, Backend]
     directory: Directory
+    store: LimitStore
     leases: Leases
+    guard: Guard
     usage: UsageWriter
+    usage_store: UsageStore
     metrics: Metrics
     tracing: Tracing
     drain: Drain

@@ -59,6 +59,9 @@ class Settings:
     database_password_file: Path | None = None  # if the URL holds no password
     pepper_file: Path | None = None  # unset: `pepper` in `home`
     trusted_proxies: tuple[Network, ...] = ()  # whose `x-forwarded-for` counts
+    auth_failures_per_min: int = 60  # of one address, until it is refused unseen; 0: any number
+    admin_auth_failures_per_min: int = 10  # the same, on /admin
+    admin_requests_per_min: int = 300  # of one address, on /admin; 0: any number
     policy: Path = Path("policies/default.yaml")
     host: str = "127.0.0.1"
     port: int = 8000  # 0 takes any free one

@@ -13,8 +13,11 @@ GatewayError
 │  │  └─ IpNotAuthorized          401    invalid_request_error      ip_not_authorized
 │  ├─ Forbidden                   403    invalid_request_error      insufficient_permissions
 │  ├─ ModelNotFound               404    invalid_request_error      model_not_found
+│  ├─ TenantNotFound              404    invalid_request_error      tenant_not_found
+│  ├─ KeyNotFound                 404    invalid_request_error      key_not_found
 │  ├─ RouteNotFound               404    invalid_request_error      null
 │  ├─ MethodNotAllowed            405    invalid_request_error      null
+│  ├─ Conflict                    409    invalid_request_error      conflict
 │  └─ RateLimited                 429    requests | tokens          rate_limit_exceeded
 │     └─ QuotaExhausted           429    insufficient_quota         insufficient_quota
 └─ ServerError
@@ -159,6 +162,31 @@ class ModelNotFound(ClientError):
             f"The model '{model}' does not exist or you do not have access to it.", param="model"
         )
         self.model = model
+
+
+class TenantNotFound(ClientError):
+    """An operator named a tenant that does not exist."""
+
+    status = 404
+    code = "tenant_not_found"
+
+
+class KeyNotFound(ClientError):
+    """An operator named a key that does not exist."""
+
+    status = 404
+    code = "key_not_found"
+
+
+class Conflict(ClientError):
+    """What an operator asked for is not possible as things stand; `code` may say it more finely."""
+
+    status = 409
+    code: ClassVar[str | None] = "conflict"
+
+    def __init__(self, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.detail_code = code or type(self).code
 
 
 class RouteNotFound(ClientError):

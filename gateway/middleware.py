@@ -1,4 +1,5 @@
-"""What happens to every HTTP request before it is routed: its path is tidied, its id settled.
+"""What happens to every HTTP request before it is routed: its path is tidied, its id settled,
+and web pages of others are let in where they may.
 
 Plain ASGI callables; nothing here reads or buffers a body.
 """
@@ -9,6 +10,7 @@ import re
 import secrets
 
 from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SANE_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
@@ -27,6 +29,16 @@ class TidyPath:
         if scope["type"] == "http":
             scope["path"] = "/" + re.sub("/{2,}", "/", scope["path"]).strip("/")
         await self._app(scope, receive, send)
+
+
+class PublicCors(CORSMiddleware):
+    """CORS for every path but the admin API's, where no web page of others has any business."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and f"{scope['path']}/".startswith("/admin/"):
+            await self.app(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
 
 class RequestId:

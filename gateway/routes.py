@@ -1,6 +1,7 @@
 """Path to handler: one table. A path that is not here does not exist; one that needs a key says so.
 
-Every route needs a key but those of `OPEN_PATHS`; a test walks the table.
+Every route needs a key but those of `OPEN_PATHS`, and those of the admin API one of their own kind;
+a test walks the table.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from starlette.routing import BaseRoute, Route
 
 from gateway import health, models_api
+from gateway.admin.routes import RESOURCES
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.dialects.openai_completions import OpenAICompletions
 from gateway.dialects.tgi import Tgi, TgiRoute
@@ -42,4 +44,5 @@ def build_routes() -> list[BaseRoute]:
         Route("/v1/models/{model:path}", models_api.show_model, methods=["GET"]),
         Route("/tokenize", models_api.tokenize, methods=["POST"]),
         *(Route(endpoint.path, endpoint, methods=["POST"]) for endpoint in GENERATION),
+        *(Route(one.path, one, methods=list(one.actions)) for one in RESOURCES),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from gateway.cli.directory import AsJson, date, echo_json, echo_table, with_directory
 from gateway.tenancy.key_rules import KeyRules, KeyRulesError, parse_rules
+from gateway.tenancy.lifetimes import OVERLAP_S, lifetime_s
 
 if TYPE_CHECKING:
     from gateway.tenancy.database import Directory
@@ -17,19 +17,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Issue, rotate, list and revoke API keys.")
 
-_UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
-
-OVERLAP_S = 48 * 3600  # unless another is asked for: a weekend for those who deploy by hand
-
 KeyId = Annotated[str, typer.Argument(help="The key's id, from 'keys list'.")]
 
 
 def duration_s(text: str) -> int:
     """The seconds of `90m`, `12h` or `30d`."""
-    match = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text, re.ASCII)
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is not a duration; write for example 90m, 12h or 30d")
-    return int(match[1]) * _UNITS_S[match[2]]
+    try:
+        return lifetime_s(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 Lifetime = Annotated[

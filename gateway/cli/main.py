@@ -7,7 +7,17 @@ import sys
 
 import typer
 
-from gateway.cli import bench, doctor, fastchat_worker, keys, models, serve, tenants, usage
+from gateway.cli import (
+    admin_keys,
+    bench,
+    doctor,
+    fastchat_worker,
+    keys,
+    models,
+    serve,
+    tenants,
+    usage,
+)
 from gateway.config import ConfigError
 
 app = typer.Typer(
@@ -21,6 +31,7 @@ app.command("fastchat-worker")(fastchat_worker.fastchat_worker)
 app.command("doctor")(doctor.doctor)
 app.command("bench")(bench.bench)
 app.add_typer(keys.app, name="keys")
+app.add_typer(admin_keys.app, name="admin-keys")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(models.app, name="models", help="List and pull models.")
 app.add_typer(usage.app, name="usage", help="What was used and what it costs.")

@@ -8,10 +8,9 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from datetime import UTC, tzinfo
+from datetime import tzinfo
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -24,8 +23,8 @@ from gateway.usage.formats import (
     report_json,
     report_table,
 )
-from gateway.usage.period import moment
-from gateway.usage.report import Dimension, report
+from gateway.usage.period import moment, time_zone
+from gateway.usage.report import dimensions, report
 
 if TYPE_CHECKING:
     from gateway.usage.store import Selection, UsageStore
@@ -55,25 +54,15 @@ _FORMATS = {
 }
 
 
-def dimensions(text: str) -> tuple[Dimension, ...]:
-    """Those of `tenant,model`, each once."""
-    names = [name.strip() for name in text.split(",")]
-    known = [one.value for one in Dimension]
-    for name in names:
-        if name not in known:
-            raise typer.BadParameter(f"{name!r} is none of {', '.join(known)}")
-    if len(set(names)) < len(names):
-        raise typer.BadParameter("each may be named once")
-    return tuple(Dimension(name) for name in names)
+_Read = TypeVar("_Read")
 
 
-def zone(text: str) -> tzinfo:
-    """A time zone by its name; UTC needs no time zone data on this machine."""
+def reading(read: Callable[[str], _Read], text: str) -> _Read:
+    """What an option says; what it cannot say ends the command."""
     try:
-        return UTC if text == "UTC" else ZoneInfo(text)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        message = f"{text!r} is no time zone here; write for example Europe/Berlin or UTC"
-        raise typer.BadParameter(message) from None
+        return read(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 By = Annotated[
@@ -103,7 +92,7 @@ def usage(
         if given:
             raise typer.BadParameter(f"options go behind {context.invoked_subcommand!r}")
         return
-    grouping, in_zone = dimensions(by), zone(tz)
+    grouping, in_zone = reading(dimensions, by), reading(time_zone, tz)
 
     async def work(store: UsageStore) -> None:
         selection = _selection(since, until, tenant, model, in_zone)
@@ -123,7 +112,7 @@ def records(
     tz: Zone = "UTC",
 ) -> None:
     """Write single records, oldest first."""
-    in_zone = zone(tz)
+    in_zone = reading(time_zone, tz)
 
     async def work(store: UsageStore) -> None:
         if format_ is RecordFormat.CSV:

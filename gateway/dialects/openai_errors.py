@@ -13,6 +13,7 @@ from gateway.dialects.retry import error_headers
 from gateway.dialects.sse import frame
 from gateway.dialects.tgi_errors import error_type
 from gateway.errors import (
+    Conflict,
     GatewayError,
     InvalidRequest,
     QuotaExhausted,
@@ -52,7 +53,7 @@ def _type(error: GatewayError) -> str:
 
 
 def _code(error: GatewayError) -> str | None:
-    if isinstance(error, InvalidRequest):
+    if isinstance(error, InvalidRequest | Conflict):
         return error.detail_code
     if isinstance(error, Unauthenticated) and error.missing:
         return None

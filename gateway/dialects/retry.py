@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from gateway.errors import (
+    Conflict,
     Draining,
     GatewayError,
     MethodNotAllowed,
@@ -30,6 +31,8 @@ def error_headers(error: GatewayError) -> Headers:
             return (*_retry_after(error.retry_after_s), *error.headers)
         case Overloaded() | Draining():
             return _retry_after(error.retry_after_s)
+        case Conflict():
+            return (("x-should-retry", "false"),)  # OpenAI's clients repeat every 409
         case Unauthenticated():
             return (("www-authenticate", "Bearer"),)
         case MethodNotAllowed():

@@ -14,11 +14,13 @@ from gateway.dialects.retry import error_headers
 from gateway.dialects.sse import frame
 from gateway.errors import (
     BodyTooLarge,
+    Conflict,
     ContextLengthExceeded,
     Draining,
     Forbidden,
     GatewayError,
     InvalidRequest,
+    KeyNotFound,
     MalformedBody,
     MethodNotAllowed,
     ModelNotFound,
@@ -26,6 +28,7 @@ from gateway.errors import (
     QuotaExhausted,
     RateLimited,
     RouteNotFound,
+    TenantNotFound,
     Unauthenticated,
     UnsupportedMediaType,
     UpstreamFailed,
@@ -41,8 +44,10 @@ def error_type(error: GatewayError) -> str:
             return "authentication"
         case Forbidden():
             return "forbidden"
-        case ModelNotFound() | RouteNotFound():
+        case ModelNotFound() | TenantNotFound() | KeyNotFound() | RouteNotFound():
             return "not_found"
+        case Conflict():
+            return "conflict"
         case MethodNotAllowed():
             return "method_not_allowed"
         case QuotaExhausted():

@@ -69,7 +69,7 @@ class OnStoreError(enum.Enum):
 class Period:
     """A day or month of the calendar, as the caller's clock and time zone have it."""
 
-    name: str  # "day:2026-12-03@Europe/Berlin": part of the counter's name
+    name: str  # "day:2026-12-03T00:00@Europe.Berlin": part of the counter's name
     ends_in_s: float  # from now
 
 

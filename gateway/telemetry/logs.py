@@ -11,7 +11,9 @@ import logging
 import re
 import sys
 
-KEY_PATTERN = re.compile(r"(to_live_[0-9A-Za-z]{4})[0-9A-Za-z]+|\b(?<=[Bb]earer )[^\s\"',]{8,}")
+KEY_PATTERN = re.compile(
+    r"(to_(?:live|admin)_[0-9A-Za-z]{4})[0-9A-Za-z]+|\b(?<=[Bb]earer )[^\s\"',]{8,}"
+)
 
 
 def redact(text: str) -> str:
@@ -54,3 +56,4 @@ def configure(level: str, *, as_json: bool) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for chatty in ("aiosqlite", "asyncio", "httpx", "uvicorn.access"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, logging.getLogger().level))
+    logging.getLogger("turnout.audit").setLevel(logging.INFO)  # at every level of the others

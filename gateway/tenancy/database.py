@@ -19,11 +19,19 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from gateway.config import Settings
 from gateway.tenancy import schema, storage
+from gateway.tenancy.admin_keys import AdminKeys
 from gateway.tenancy.key_check import KeyCheck
 from gateway.tenancy.key_rows import RECORD, to_record
 from gateway.tenancy.key_rules import KeyRules
 from gateway.tenancy.keys import ENTROPY_BYTES, digest, hint, mint
-from gateway.tenancy.schema import DirectoryError
+from gateway.tenancy.schema import (
+    DirectoryError,
+    KeyEnded,
+    TenantExists,
+    TenantInUse,
+    UnknownKey,
+    UnknownTenant,
+)
 from gateway.tenancy.storage import SQLITE
 from gateway.tenancy.tenants import KeyRecord, Principal, Tenant, tenant_name_problem
 
@@ -33,6 +41,8 @@ _ANY_USE = KeyRules()
 class Directory:
     """Tenants and keys. Made by `open`, used concurrently, closed once.
 
+    `admin_keys` are those of operators.
+
     What is changed here is seen at once in this process, and within a second in others.
     """
 
@@ -41,6 +51,7 @@ class Directory:
         self._pepper = pepper
         self._entropy = entropy
         self._check = KeyCheck(engine, pepper)
+        self.admin_keys = AdminKeys(engine, pepper, entropy)
 
     @classmethod
     async def open(
@@ -64,6 +75,7 @@ class Directory:
     async def aclose(self) -> None:
         """Write down what is pending, and close all connections. Idempotent."""
         await self._check.aclose()
+        await self.admin_keys.aclose()
         await self._engine.dispose()
 
     async def authenticate(self, secret: str, *, now_s: float) -> Principal:
@@ -74,7 +86,8 @@ class Directory:
         """Add a tenant.
 
         Raises:
-            DirectoryError: the name is taken, or not of the form that policies can match.
+            TenantExists: the name is taken.
+            DirectoryError: it is not of the form that policies can match.
         """
         if problem := tenant_name_problem(name):
             raise DirectoryError(problem)
@@ -83,30 +96,43 @@ class Directory:
             async with self._engine.begin() as connection:
                 await connection.execute(schema.tenants.insert().values(asdict(tenant)))
         except IntegrityError:
-            raise DirectoryError(f"there is a tenant {name!r} already") from None
+            raise TenantExists(f"there is a tenant {name!r} already") from None
         return tenant
 
-    async def tenants(self) -> tuple[Tenant, ...]:
-        """All tenants, by name."""
-        query = sa.select(schema.tenants).order_by(schema.tenants.c.name)
+    async def tenants(self, *, after: str = "", limit: int | None = None) -> tuple[Tenant, ...]:
+        """Tenants by name: all, or `limit` of those behind the name `after`."""
+        name = schema.tenants.c.name
+        query = sa.select(schema.tenants).where(name > after).order_by(name).limit(limit)
         return tuple(Tenant(**row) for row in await self._rows(query))
 
     async def tenant(self, name: str) -> Tenant:
         """One tenant.
 
         Raises:
-            DirectoryError: there is none of this name.
+            UnknownTenant: there is none of this name.
         """
         rows = await self._rows(sa.select(schema.tenants).where(schema.tenants.c.name == name))
         if not rows:
             raise _no_tenant(name)
         return Tenant(**rows[0])
 
+    async def tenant_of(self, key: KeyRecord) -> Tenant:
+        """Whose key it is.
+
+        Raises:
+            UnknownTenant: it was deleted meanwhile, and its keys with it.
+        """
+        its = schema.tenants.c.tenant_id == key.tenant_id
+        rows = await self._rows(sa.select(schema.tenants).where(its))
+        if not rows:
+            raise _no_tenant(key.tenant_id)
+        return Tenant(**rows[0])
+
     async def set_plan(self, name: str, plan: str) -> Tenant:
         """Put a tenant on another plan.
 
         Raises:
-            DirectoryError: there is no such tenant.
+            UnknownTenant: there is no such tenant.
         """
         return await self._update_tenant(name, plan=plan)
 
@@ -114,7 +140,7 @@ class Directory:
         """Close every key of a tenant until `enable_tenant`; the first time of it is kept.
 
         Raises:
-            DirectoryError: there is no such tenant.
+            UnknownTenant: there is no such tenant.
         """
         first_s = sa.func.coalesce(schema.tenants.c.disabled_s, now_s)
         return await self._update_tenant(name, disabled_s=first_s)
@@ -123,7 +149,7 @@ class Directory:
         """Undo `disable_tenant`.
 
         Raises:
-            DirectoryError: there is no such tenant.
+            UnknownTenant: there is no such tenant.
         """
         return await self._update_tenant(name, disabled_s=None)
 
@@ -131,12 +157,14 @@ class Directory:
         """Remove a disabled tenant and all its keys, for good.
 
         Raises:
-            DirectoryError: there is no such tenant, or it is not disabled.
+            UnknownTenant: there is no such tenant.
+            TenantInUse: it is not disabled.
         """
         tenant = await self.tenant(name)
         if tenant.disabled_s is None:
-            raise DirectoryError(
-                f"tenant {name!r} is in use; disable it first with 'turnout tenants disable {name}'"
+            raise TenantInUse(
+                f"tenant {name!r} is in use",
+                remedy=f"disable it first with 'turnout tenants disable {name}'",
             )
         async with self._engine.begin() as connection:
             for table in (schema.keys, schema.tenants):  # in this order: keys refer to tenants
@@ -158,7 +186,7 @@ class Directory:
         """Issue a key. The secret is returned this once and stored nowhere.
 
         Raises:
-            DirectoryError: there is no such tenant.
+            UnknownTenant: there is no such tenant.
         """
         tenant = await self.tenant(tenant_name)
         secret = mint(self._entropy(ENTROPY_BYTES))
@@ -179,13 +207,20 @@ class Directory:
             await self._insert_key(connection, record, secret)
         return secret, record
 
-    async def keys(self, tenant_name: str | None = None) -> tuple[KeyRecord, ...]:
-        """The keys of one tenant, or all; oldest first.
+    async def keys(
+        self, tenant_name: str | None = None, *, after: str | None = None, limit: int | None = None
+    ) -> tuple[KeyRecord, ...]:
+        """The keys of one tenant, or of all; oldest first. All of them, or `limit` behind `after`.
 
         Raises:
-            DirectoryError: there is no such tenant.
+            UnknownTenant: there is no such tenant.
+            UnknownKey: there is no key of the id `after`.
         """
-        query = sa.select(*RECORD).order_by(schema.keys.c.created_s, schema.keys.c.key_id)
+        order = (schema.keys.c.created_s, schema.keys.c.key_id)
+        query = sa.select(*RECORD).order_by(*order).limit(limit)
+        if after is not None:
+            last = await self.key(after)
+            query = query.where(sa.tuple_(*order) > sa.tuple_(last.created_s, last.key_id))
         if tenant_name is not None:
             tenant = await self.tenant(tenant_name)
             query = query.where(schema.keys.c.tenant_id == tenant.tenant_id)
@@ -195,7 +230,7 @@ class Directory:
         """One key.
 
         Raises:
-            DirectoryError: there is none of this id.
+            UnknownKey: there is none of this id.
         """
         rows = await self._rows(sa.select(*RECORD).where(schema.keys.c.key_id == key_id))
         if not rows:
@@ -210,7 +245,8 @@ class Directory:
         Without `expires_s` the successor lives as long as its predecessor was made for.
 
         Raises:
-            DirectoryError: there is no such key, or it opens nothing, or was rotated already.
+            UnknownKey: there is no such key.
+            KeyEnded: it opens nothing, or was rotated already.
         """
         old = await self.key(key_id)
         if expires_s is None and old.expires_s is not None:
@@ -238,7 +274,7 @@ class Directory:
         """Close a key for good; one that is closed already keeps the time of the first revocation.
 
         Raises:
-            DirectoryError: there is no such key.
+            UnknownKey: there is no such key.
         """
         statement = (
             schema.keys.update()
@@ -295,14 +331,14 @@ async def open_directory(settings: Settings) -> Directory:
     )
 
 
-def _no_tenant(name: str) -> DirectoryError:
-    return DirectoryError(
-        f"there is no tenant {name!r}; create it with 'turnout tenants create {name}'"
+def _no_tenant(name: str) -> UnknownTenant:
+    return UnknownTenant(
+        f"there is no tenant {name!r}", remedy=f"create it with 'turnout tenants create {name}'"
     )
 
 
-def _no_key(key_id: str) -> DirectoryError:
-    return DirectoryError(f"there is no key {key_id!r}; 'turnout keys list' shows all")
+def _no_key(key_id: str) -> UnknownKey:
+    return UnknownKey(f"there is no key {key_id!r}", remedy="'turnout keys list' shows all")
 
 
 def _retirement(key_id: str, successor_id: str, *, now_s: float, ends_s: float) -> sa.Update:
@@ -320,10 +356,11 @@ def _retirement(key_id: str, successor_id: str, *, now_s: float, ends_s: float) 
     )
 
 
-def _not_to_be_rotated(key: KeyRecord) -> DirectoryError:
+def _not_to_be_rotated(key: KeyRecord) -> KeyEnded:
     if key.revoked_s is None and key.successor_id is not None:
-        return DirectoryError(
-            f"key {key.key_id!r} was replaced by {key.successor_id!r} already; rotate that one"
+        return KeyEnded(
+            f"key {key.key_id!r} was replaced by {key.successor_id!r} already",
+            remedy="rotate that one",
         )
     state = "expired" if key.revoked_s is None else "revoked"
-    return DirectoryError(f"key {key.key_id!r} is {state}; issue one with 'turnout keys create'")
+    return KeyEnded(f"key {key.key_id!r} is {state}", remedy="issue one with 'turnout keys create'")

@@ -13,8 +13,6 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from gateway.tenancy import schema
-
 logger = logging.getLogger(__name__)
 
 PRECISION_S = 60.0
@@ -23,20 +21,19 @@ of a core."""
 
 MAX_KEYS = 4096  # whose time is remembered; over that all are due again
 
-_LAST = schema.keys.c.last_used_s
-_WRITE = (
-    schema.keys.update()
-    .where(schema.keys.c.key_id == sa.bindparam("id"))
-    .where(sa.or_(_LAST.is_(None), sa.bindparam("at_s") > _LAST))
-    .values(last_used_s=sa.bindparam("at_s"))
-)
-
 
 class LastUsed:
-    """The times of last use, on their way into the database. Closed once."""
+    """The times of last use, on their way into a table of keys. Closed once."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, keys: sa.Table) -> None:
         self._engine = engine
+        last_s = keys.c.last_used_s
+        self._statement = (
+            keys.update()
+            .where(keys.c.key_id == sa.bindparam("id"))
+            .where(sa.or_(last_s.is_(None), sa.bindparam("at_s") > last_s))
+            .values(last_used_s=sa.bindparam("at_s"))
+        )
         self._noted: dict[str, float] = {}
         self._due: dict[str, float] = {}
         self._writing: asyncio.Task[None] | None = None
@@ -65,6 +62,6 @@ class LastUsed:
             self._due = {}
             try:
                 async with self._engine.begin() as connection:
-                    await connection.execute(_WRITE, due)
+                    await connection.execute(self._statement, due)
             except (OSError, SQLAlchemyError) as error:
                 logger.warning("cannot write when %d keys were used: %s", len(due), error)

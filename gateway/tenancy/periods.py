@@ -28,7 +28,8 @@ def period_at(kind: str, reset: Reset, now_s: float) -> Period:
         first = first.replace(day=1)
         end = (first + timedelta(days=31)).replace(day=1)
     since = f"{first.isoformat()}T{reset.hour:02}:{reset.minute:02}"
-    return Period(name=f"{kind}:{since}@{reset.zone}", ends_in_s=_begin_s(end, reset) - now_s)
+    zone = reset.zone.replace("/", ".")  # a slash divides the parts of a counter's name
+    return Period(name=f"{kind}:{since}@{zone}", ends_in_s=_begin_s(end, reset) - now_s)
 
 
 def _begin_s(day: date, reset: Reset) -> float:

@@ -38,6 +38,20 @@ keys = sa.Table(
     sa.Index("keys_of_tenant", "tenant_id"),
 )
 
+admin_keys = sa.Table(
+    "admin_keys",
+    metadata,
+    sa.Column("key_id", sa.String, primary_key=True),
+    sa.Column("name", sa.String, nullable=False),
+    sa.Column("scope", sa.String, nullable=False),
+    sa.Column("hint", sa.String, nullable=False),
+    sa.Column("digest", sa.LargeBinary, nullable=False, unique=True),
+    sa.Column("created_s", sa.Float, nullable=False),
+    sa.Column("expires_s", sa.Float),
+    sa.Column("revoked_s", sa.Float),
+    sa.Column("last_used_s", sa.Float),
+)
+
 pepper = sa.Table(
     "pepper",
     metadata,
@@ -47,4 +61,31 @@ pepper = sa.Table(
 
 
 class DirectoryError(Exception):
-    """What was asked of the directory cannot be done; the message says what to do instead."""
+    """What was asked of the directory cannot be done; the message says what to do instead.
+
+    `what` is the message without the remedy, which is for those who have the command.
+    """
+
+    def __init__(self, what: str, *, remedy: str = "") -> None:
+        super().__init__(f"{what}; {remedy}" if remedy else what)
+        self.what = what
+
+
+class UnknownTenant(DirectoryError):
+    """There is none of this name."""
+
+
+class UnknownKey(DirectoryError):
+    """There is none of this id."""
+
+
+class TenantExists(DirectoryError):
+    """The name is taken."""
+
+
+class TenantInUse(DirectoryError):
+    """It is not disabled, and so is not deleted."""
+
+
+class KeyEnded(DirectoryError):
+    """It opens nothing any more, or was rotated already: it is not rotated."""

@@ -1,9 +1,10 @@
-"""Moments as people write them: `24h` ago, or a date or time in some time zone. Pure."""
+"""Moments as people write them: `24h` ago, or a date or time in some time zone. Reads no clock."""
 
 from __future__ import annotations
 
 import re
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 
@@ -26,3 +27,16 @@ def moment(text: str, *, now_s: float, zone: tzinfo) -> float:
         message = f"{text!r} is no time; write for example 24h, 7d, 2026-12-01 or 2026-12-01T10:00"
         raise ValueError(message) from None
     return (parsed if parsed.tzinfo else parsed.replace(tzinfo=zone)).timestamp()
+
+
+def time_zone(name: str) -> tzinfo:
+    """A time zone by its name; UTC needs no time zone data on this machine.
+
+    Raises:
+        ValueError: there is none of this name; the message says what to write.
+    """
+    try:
+        return UTC if name == "UTC" else ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        message = f"{name!r} is no time zone here; write for example Europe/Berlin or UTC"
+        raise ValueError(message) from None

@@ -30,6 +30,22 @@ class Dimension(enum.Enum):
 TIMES = (Dimension.DAY, Dimension.HOUR)
 
 
+def dimensions(text: str) -> tuple[Dimension, ...]:
+    """Those of `tenant,model`, each once.
+
+    Raises:
+        ValueError: one is unknown, or named twice.
+    """
+    names = [name.strip() for name in text.split(",")]
+    known = [one.value for one in Dimension]
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{name!r} is none of {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise ValueError("each may be named once")
+    return tuple(Dimension(name) for name in names)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amounts:
     """What requests used together."""

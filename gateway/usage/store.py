@@ -147,19 +147,25 @@ class UsageStore:
     async def records(self, selection: Selection) -> AsyncGenerator[UsageRecord]:
         """The selected records, oldest first, a few at a time. Whoever iterates closes it.
 
+        Each few are read in a transaction of their own: who reads slowly holds none, in which the
+        file could not be tidied. What is written meanwhile is seen, if it belongs behind what was.
+
         Raises:
             UsageError: the database failed.
         """
-        query = (
-            sa.select(usage)
-            .where(*selection.conditions())
-            .order_by(usage.c.time_us, usage.c.request_id)
-            .execution_options(yield_per=ROWS_AT_A_TIME)
-        )
-        async with self._connect("read usage records") as connection:
-            result = await connection.stream(query)
-            async for row in result.mappings():
+        order = (usage.c.time_us, usage.c.request_id)
+        query = sa.select(usage).where(*selection.conditions()).order_by(*order)
+        query = query.limit(ROWS_AT_A_TIME)
+        page = query
+        while True:
+            async with self._connect("read usage records") as connection:
+                rows = (await connection.execute(page)).mappings().all()
+            for row in rows:
                 yield record_of(row)
+            if len(rows) < ROWS_AT_A_TIME:
+                return
+            last = rows[-1]
+            page = query.where(sa.tuple_(*order) > sa.tuple_(last["time_us"], last["request_id"]))
 
     async def delete_before(self, time_s: float, *, limit: int) -> int:
         """Delete the oldest records that ended before `time_s`, `limit` at most; how many it were.

@@ -19,6 +19,7 @@ NAMED = re.compile(
         "ARCHITECTURE.md",
         "CONTRIBUTING.md",
         "README.md",
+        "docs/admin.md",
         "docs/engines.md",
         "docs/kernels.md",
         "docs/ledger.md",

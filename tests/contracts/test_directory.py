@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 
 from gateway.errors import Overloaded, Unauthenticated
 from gateway.tenancy import key_check
 from gateway.tenancy.database import Directory
-from gateway.tenancy.key_check import CACHE_TTL_S
 from gateway.tenancy.key_rules import parse_rules
 from gateway.tenancy.keys import ENTROPY_BYTES, mint
 from gateway.tenancy.last_used import PRECISION_S
-from gateway.tenancy.schema import DirectoryError
-from tests.contracts.directories import KINDS, Place
-from tests.contracts.postgres import PASSWORD, PostgresServer
+from gateway.tenancy.schema import DirectoryError, UnknownKey
+from gateway.tenancy.verified import CACHE_TTL_S
+from tests.contracts.directories import Place
+from tests.contracts.postgres import PASSWORD
 
 NOW_S = 1_800_000_000.0
 HOUR_S = 3600.0
@@ -26,23 +24,6 @@ STRANGER = mint(bytes(range(ENTROPY_BYTES)))
 NARROW = parse_rules(
     scopes=["models"], models=["small", "team/*"], networks=["10.0.0.0/8", "2001:db8::/32"]
 )
-
-
-@pytest.fixture(params=KINDS)
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    home = tmp_path / "home"
-    if request.param == "sqlite":
-        return Place(home=home, database="sqlite", password_file=None)
-    server: PostgresServer = request.getfixturevalue("postgres")
-    password_file = tmp_path / "password"
-    password_file.write_text(PASSWORD)
-    return Place(home=home, database=server.new_database(), password_file=password_file)
-
-
-@pytest.fixture
-async def directory(place: Place) -> AsyncIterator[Directory]:
-    async with place.opened() as directory:
-        yield directory
 
 
 @pytest.fixture
@@ -142,6 +123,22 @@ async def test_the_password_of_the_database_is_in_no_log_line(
             await directory.authenticate(STRANGER, now_s=NOW_S)
     assert "cannot look a key up" in caplog.text
     assert PASSWORD not in caplog.text
+
+
+async def test_tenants_and_keys_are_listed_page_by_page(directory: Directory) -> None:
+    for name in ("c", "a", "b"):
+        await directory.create_tenant(name, plan="free")
+    for i in range(3):  # two at the same moment
+        await directory.create_key("a", name=f"{i}", now_s=NOW_S + i // 2)
+    await directory.create_key("b", name="", now_s=NOW_S)
+    names = [one.name for one in await directory.tenants(limit=2)]
+    names += [one.name for one in await directory.tenants(after=names[-1], limit=2)]
+    assert names == ["a", "b", "c"]
+    first = await directory.keys("a", limit=2)
+    assert first + await directory.keys("a", after=first[-1].key_id) == await directory.keys("a")
+    assert len(await directory.keys()) == 4
+    with pytest.raises(UnknownKey):
+        await directory.keys("a", after="key_0")
 
 
 async def test_everything_survives_a_restart(

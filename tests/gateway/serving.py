@@ -24,6 +24,8 @@ from backends.echo import EchoBackend, EchoOptions
 from gateway.app import assemble
 from gateway.call import Services
 from gateway.drain import Drain
+from gateway.guard import Guard
+from gateway.networks import Network
 from gateway.policy.load import parse
 from gateway.stores.base import LimitStore
 from gateway.stores.memory import MemoryStore
@@ -57,6 +59,14 @@ defaults:
   estimate_output: 100
   timeout: {first_token: 5s, between_tokens: 2s, total: 20s}
 """
+
+
+UNGUARDED = {
+    "auth_failures_per_min": 0,
+    "admin_auth_failures_per_min": 0,
+    "admin_requests_per_min": 0,
+}
+"""For tests that count something else."""
 
 
 def chat(text: str = "one two three", **fields: object) -> dict[str, object]:
@@ -200,8 +210,10 @@ async def gateway_over(
     store: LimitStore | None = None,
     limit_clock: Callable[[], float] = time.time,
     usage_capacity: int = 1000,
+    guard: Guard | None = None,
+    trusted_proxies: tuple[Network, ...] = (),
 ) -> AsyncIterator[Gateway]:
-    """A gateway with one tenant on the plan `demo`."""
+    """A gateway with one tenant on the plan `demo`. Without a `guard` it counts no failures."""
     async with AsyncExitStack() as stack:
         directory = await Directory.open(home)
         stack.push_async_callback(directory.aclose)
@@ -225,8 +237,11 @@ async def gateway_over(
             policy=parse(policy, "policy.yaml"),
             backends=backends,
             directory=directory,
+            store=store,
             leases=leases,
+            guard=guard or Guard(**UNGUARDED, clock=time.monotonic),
             usage=writer,
+            usage_store=usage,
             metrics=Metrics(),
             tracing=tracing,
             drain=Drain(1.0),
@@ -235,6 +250,7 @@ async def gateway_over(
             body_limit_bytes=100_000,
             body_timeout_s=5.0,
             keep_alive_s=keep_alive_s,
+            trusted_proxies=trusted_proxies,
         )
         yield Gateway(
             services=services, store=store, usage=usage, carrier=carrier, spans=spans, key=key

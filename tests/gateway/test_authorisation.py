@@ -11,9 +11,12 @@ import pytest
 from starlette.routing import Route
 
 from backends.echo import EchoBackend, EchoOptions
+from gateway.admin.resource import Resource
+from gateway.admin.routes import RESOURCES
 from gateway.networks import parse_network
 from gateway.routes import GENERATION, OPEN_PATHS, build_routes
 from gateway.tenancy.key_rules import KeyScope, parse_rules
+from gateway.tenancy.tenants import AdminScope
 from tests.gateway.serving import Caller, Gateway, gateway_over
 
 POLICY = """\
@@ -53,7 +56,12 @@ GUARDED = [
     if isinstance(route, Route)
     for method in sorted((route.methods or set()) - {"HEAD"})
     if not (method == "GET" and route.path in OPEN_PATHS)
+    if not isinstance(route.endpoint, Resource)
 ]
+
+ADMIN = [(method, one.path) for one in RESOURCES for method in one.actions]
+READING = {("GET", path) for _, path in ADMIN}
+"""What a key that may only read opens: no other method."""
 
 BODIES: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {
@@ -147,6 +155,39 @@ async def test_every_route_asks_where_the_key_is_used_from(
     assert answer.response_headers["www-authenticate"] == "Bearer"
     local = await key_for(gateway, networks="127.0.0.0/8")
     assert (await ask(gateway, local, path, method=method, **spoof)).status == 200
+
+
+@pytest.mark.parametrize("scope", list(AdminScope))
+@pytest.mark.parametrize(("method", "route"), GUARDED)
+async def test_an_admin_key_opens_no_route_of_tenants(
+    gateway: Gateway, method: str, route: str, scope: AdminScope
+) -> None:
+    key, _ = await gateway.services.directory.admin_keys.create(
+        "ops", scope=scope, now_s=time.time()
+    )
+    answer = await ask(gateway, key, route.replace("{model:path}", "small"), method=method)
+    assert answer.status == 401
+    assert "An admin key opens only /admin" in answer.text
+    assert key[-12:] not in answer.text
+
+
+@pytest.mark.parametrize(("method", "route"), ADMIN)
+async def test_every_admin_route_asks_for_an_admin_key_of_its_scope(
+    gateway: Gateway, method: str, route: str
+) -> None:
+    """Case Q-AUTH-COVERAGE: what changes anything is refused to a key that may only read."""
+    tenants = await key_for(gateway)
+    admin_keys = gateway.services.directory.admin_keys
+    reads, _ = await admin_keys.create("reader", scope=AdminScope.READ, now_s=time.time())
+    writes, _ = await admin_keys.create("writer", scope=AdminScope.WRITE, now_s=time.time())
+    before = await gateway.services.directory.tenants()
+    answers = [await ask(gateway, key, route, b"", method=method) for key in (tenants, reads)]
+    assert answers[0].status == 401
+    assert "A tenant's key does not open /admin" in answers[0].text
+    assert tenants[-12:] not in answers[0].text
+    assert (answers[1].status == 403) == ((method, route) not in READING)
+    assert await gateway.services.directory.tenants() == before
+    assert (await ask(gateway, writes, route, b"", method=method)).status not in (401, 403, 500)
 
 
 async def test_a_trusted_proxy_says_who_called(gateway: Gateway) -> None:

@@ -8,10 +8,11 @@ import sys
 
 import pytest
 
-from gateway.telemetry.logs import JsonFormatter, PlainFormatter, redact
-from gateway.tenancy.keys import mint
+from gateway.telemetry.logs import JsonFormatter, PlainFormatter, configure, redact
+from gateway.tenancy.keys import ADMIN_PREFIX, mint
 
 KEY = mint(bytes(range(32)))
+ADMIN_KEY = mint(bytes(range(32)), ADMIN_PREFIX)
 
 
 def record_of(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
@@ -22,12 +23,20 @@ def record_of(message: str, *arguments: object, **extra: object) -> logging.LogR
 
 @pytest.mark.parametrize(
     "text",
-    [KEY, f"Bearer {KEY}", f"https://x/?key={KEY}&a=1", f"'{KEY}'", "Bearer sk-CANARY123456"],
+    [
+        KEY,
+        ADMIN_KEY,
+        f"Bearer {KEY}",
+        f"https://x/?key={KEY}&a=1",
+        f"'{KEY}'",
+        "Bearer sk-CANARY123456",
+    ],
 )
 def test_a_key_is_cut_to_what_may_be_shown(text: str) -> None:
     """Q-KEY-IN-LOGS."""
     shown = redact(text)
     assert KEY not in shown
+    assert ADMIN_KEY not in shown
     assert "CANARY" not in shown
     assert "…" in shown
 
@@ -60,3 +69,20 @@ def test_json_lines_hold_the_fields_of_a_record() -> None:
 def test_a_lone_surrogate_does_not_break_the_log() -> None:
     """I-SURROGATE."""
     assert "x" in JsonFormatter().format(record_of("x %s", "\ud800"))
+
+
+def test_audit_lines_are_written_at_every_level_of_the_others(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        configure("error", as_json=False)
+        logging.getLogger("turnout.audit").info("a change")
+        logging.getLogger("turnout.other").info("a detail")
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+    assert [line.split()[1:] for line in capsys.readouterr().err.splitlines()] == [
+        ["INFO", "turnout.audit:", "a", "change"]
+    ]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gateway.errors import Unauthenticated
-from gateway.tenancy import key_check
+from gateway.tenancy import verified
 from gateway.tenancy.database import Directory
 from gateway.tenancy.schema import DirectoryError
 
@@ -68,7 +68,7 @@ def files(home: Path) -> list[Path]:
 async def test_the_cache_is_bounded(
     directory: Directory, secret: str, monkeypatch: pytest.MonkeyPatch, home: Path
 ) -> None:
-    monkeypatch.setattr(key_check, "CACHE_ENTRIES", 2)
+    monkeypatch.setattr(verified, "CACHE_ENTRIES", 2)
     others = [(await directory.create_key("acme", name="", now_s=NOW_S))[0] for _ in range(2)]
     for each in (secret, *others):
         await directory.authenticate(each, now_s=NOW_S)

@@ -43,7 +43,7 @@ async def test_records_are_kept_for_ever_unless_the_operator_says_for_how_long(
 async def test_what_is_in_the_queue_is_written_before_the_database_is_closed(
     tmp_path: Path,
 ) -> None:
-    async with open_usage(Settings(home=tmp_path), MemoryStore(clock=time.time)) as usage:
+    async with open_usage(Settings(home=tmp_path), MemoryStore(clock=time.time)) as (_, usage):
         for number in range(3):
             usage.begin()
             usage.put(record(number))
