@@ -21,19 +21,26 @@ from starlette.responses import Response
 from starlette.types import Lifespan
 
 from backends.base import Backend
-from backends.registry import BackendSpec, needs_model_files, open_backend
+from backends.registry import (
+    BackendSpec,
+    has_engine_process,
+    needs_model_files,
+    open_backend,
+)
 from gateway.call import Services
 from gateway.catalog import resolve_model
 from gateway.config import Settings
 from gateway.dialects.openai_errors import openai_error_reply
 from gateway.drain import Drain
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, RouteNotFound
+from gateway.health import take_stock
 from gateway.middleware import RequestId, TidyPath
 from gateway.policy.load import load
 from gateway.policy.model import BackendConfig, Policy
 from gateway.routes import build_routes
 from gateway.stores.opening import open_store
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.all_workers import PUBLISH_S, files_of
+from gateway.telemetry.metrics import Metrics, Others
 from gateway.telemetry.tgi_metrics import TGI_ENGINE
 from gateway.telemetry.tracing import Tracing, open_provider
 from gateway.tenancy.database import open_directory
@@ -82,12 +89,11 @@ async def open_services(
 ) -> AsyncGenerator[Services]:
     """Open what requests are served with, and close it again."""
     async with AsyncExitStack() as stack:
-        metrics = Metrics(tgi_backends=tgi_backends(policy))
+        metrics = Metrics(tgi_backends=tgi_backends(policy), others=other_workers(settings, policy))
         metrics.policy_info.labels(policy.digest).set(1)
         tracing = Tracing(open_provider(os.environ))
         stack.callback(tracing.close)
         usage = await stack.enter_async_context(open_usage(settings))
-        metrics.usage_unwritten.set_function(lambda: usage.num_unwritten)
         store = await open_store(settings)
         stack.push_async_callback(store.aclose)
         leases = await stack.enter_async_context(Leases(store))
@@ -98,7 +104,7 @@ async def open_services(
             backend = await open_backend(backend_spec(config, settings, settings.run_dir))
             stack.push_async_callback(backend.aclose)
             backends[config.name] = backend
-        yield Services(
+        services = Services(
             policy=policy,
             backends=backends,
             directory=directory,
@@ -114,6 +120,26 @@ async def open_services(
             keep_alive_s=settings.keep_alive_s,
             trusted_proxies=settings.trusted_proxies,
         )
+        if settings.workers > 1:
+            await stack.enter_async_context(publishing(services))
+        yield services
+
+
+@asynccontextmanager
+async def publishing(services: Services) -> AsyncGenerator[None]:
+    """Keep this process's gauges fresh, for whichever gateway process is scraped."""
+
+    async def publish() -> None:
+        while True:
+            await take_stock(services)
+            await asyncio.sleep(PUBLISH_S)
+
+    task = asyncio.create_task(publish(), name="publish-gauges")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 @asynccontextmanager
@@ -134,6 +160,14 @@ async def open_usage(settings: Settings) -> AsyncGenerator[UsageWriter]:
             deleting.cancel()
             await asyncio.wait([deleting])
         await store.aclose()
+
+
+def other_workers(settings: Settings, policy: Policy) -> Others | None:
+    """What metrics need to know of other gateway processes; None if there are none."""
+    if settings.workers == 1:
+        return None
+    own = (name for name, one in policy.backends.items() if not has_engine_process(one.engine))
+    return Others(files=files_of(settings.run_dir), own_backends=frozenset(own))
 
 
 def tgi_backends(policy: Policy) -> frozenset[str]:
