@@ -17,8 +17,10 @@ from backends.spec import BackendConfigError, BackendSpec
 __all__ = [
     "BackendConfigError",
     "BackendSpec",
+    "has_engine_process",
     "host_command",
     "needs_model_files",
+    "needs_one_gateway",
     "open_backend",
 ]
 
@@ -30,12 +32,15 @@ class _Entry:
     open_backend: str
     host_command: str | None = None
     needs_model_files: bool = True  # or `model` is a name that means nothing here, if anything
+    needs_one_gateway: bool = False  # it is a thing inside the gateway that there can be one of
 
 
 _ENGINES = {
     "echo": _Entry(open_backend="backends.echo:open_backend", needs_model_files=False),
     "fastchat": _Entry(
-        open_backend="backends.static_batch.fastchat.remote:open_backend", needs_model_files=False
+        open_backend="backends.static_batch.fastchat.remote:open_backend",
+        needs_model_files=False,
+        needs_one_gateway=True,
     ),
     "native": _Entry(
         open_backend="backends.native:open_backend", host_command="backends.native:host_command"
@@ -78,6 +83,18 @@ def needs_model_files(engine: str) -> bool:
     """Whether an engine reads its model from this machine's disk; an unknown one would."""
     entry = _ENGINES.get(engine)
     return entry is None or entry.needs_model_files
+
+
+def has_engine_process(engine: str) -> bool:
+    """Whether gateway processes share one engine beside them; or each has a backend of its own."""
+    entry = _ENGINES.get(engine)
+    return entry is not None and entry.host_command is not None
+
+
+def needs_one_gateway(engine: str) -> bool:
+    """Whether a second gateway process could not open it."""
+    entry = _ENGINES.get(engine)
+    return entry is not None and entry.needs_one_gateway
 
 
 def _entry(spec: BackendSpec) -> _Entry:

@@ -20,7 +20,12 @@ from starlette.responses import Response
 from starlette.types import Lifespan
 
 from backends.base import Backend
-from backends.registry import BackendSpec, needs_model_files, open_backend
+from backends.registry import (
+    BackendSpec,
+    has_engine_process,
+    needs_model_files,
+    open_backend,
+)
 from gateway.call import Services
 from gateway.catalog import resolve_model
 from gateway.config import Settings
@@ -28,12 +33,14 @@ from gateway.dialects.openai_errors import openai_error_reply
 from gateway.drain import Drain
 from gateway.errors import GatewayError, InternalError, MethodNotAllowed, RouteNotFound
 from gateway.guard import Guard
+from gateway.health import take_stock
 from gateway.middleware import PublicCors, RequestId, TidyPath
 from gateway.policy.load import load
 from gateway.policy.model import BackendConfig, Policy
 from gateway.routes import build_routes
 from gateway.stores.opening import open_store
-from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.all_workers import PUBLISH_S, files_of
+from gateway.telemetry.metrics import Metrics, Others
 from gateway.telemetry.tgi_metrics import TGI_ENGINE
 from gateway.telemetry.tracing import Tracing, open_provider
 from gateway.tenancy.database import open_directory
@@ -83,7 +90,7 @@ async def open_services(
 ) -> AsyncGenerator[Services]:
     """Open what requests are served with, and close it again."""
     async with AsyncExitStack() as stack:
-        metrics = Metrics(tgi_backends=tgi_backends(policy))
+        metrics = Metrics(tgi_backends=tgi_backends(policy), others=other_workers(settings, policy))
         metrics.policy_info.labels(policy.digest).set(1)
         tracing = Tracing(open_provider(os.environ))
         stack.callback(tracing.close)
@@ -91,10 +98,10 @@ async def open_services(
         stack.push_async_callback(store.aclose)
         opened = await stack.enter_async_context(open_usage(settings, store))
         usage_store, usage = opened
-        metrics.usage_unwritten.set_function(lambda: usage.num_unwritten)
         leases = await stack.enter_async_context(
             Leases(
                 store,
+                num_gateways=settings.workers,
                 on_warning=lambda one: metrics.limit_warnings.labels(one.claim.limit).inc(),
                 on_store_error=metrics.store_errors.inc,
             )
@@ -106,7 +113,7 @@ async def open_services(
             backend = await open_backend(backend_spec(config, settings, settings.run_dir))
             stack.push_async_callback(backend.aclose)
             backends[config.name] = backend
-        yield Services(
+        services = Services(
             policy=policy,
             backends=backends,
             directory=directory,
@@ -125,6 +132,26 @@ async def open_services(
             keep_alive_s=settings.keep_alive_s,
             trusted_proxies=settings.trusted_proxies,
         )
+        if settings.workers > 1:
+            await stack.enter_async_context(publishing(services))
+        yield services
+
+
+@asynccontextmanager
+async def publishing(services: Services) -> AsyncGenerator[None]:
+    """Keep this process's gauges fresh, for whichever gateway process is scraped."""
+
+    async def publish() -> None:
+        while True:
+            await take_stock(services)
+            await asyncio.sleep(PUBLISH_S)
+
+    task = asyncio.create_task(publish(), name="publish-gauges")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 @asynccontextmanager
@@ -160,6 +187,14 @@ def build_guard(settings: Settings) -> Guard:
         admin_requests_per_min=settings.admin_requests_per_min,
         clock=time.monotonic,
     )
+
+
+def other_workers(settings: Settings, policy: Policy) -> Others | None:
+    """What metrics need to know of other gateway processes; None if there are none."""
+    if settings.workers == 1:
+        return None
+    own = (name for name, one in policy.backends.items() if not has_engine_process(one.engine))
+    return Others(files=files_of(settings.run_dir), own_backends=frozenset(own))
 
 
 def tgi_backends(policy: Policy) -> frozenset[str]:

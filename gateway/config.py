@@ -17,6 +17,9 @@ from gateway.networks import Network, parse_network
 
 PREFIX = "TURNOUT_"
 
+Count = int
+"""One or more."""
+
 STORES = ("sqlite", "memory")
 STORE_URL_SCHEMES = ("redis", "rediss", "unix")
 
@@ -65,6 +68,7 @@ class Settings:
     policy: Path = Path("policies/default.yaml")
     host: str = "127.0.0.1"
     port: int = 8000  # 0 takes any free one
+    workers: Count = 1  # gateway processes that share the port
     run_dir: Path = Path(".turnout/run")  # sockets of engine processes; the supervisor sets it
     body_limit_bytes: int = 2_000_000
     body_timeout_s: float = 30.0  # from the headers until the whole body is there
@@ -146,6 +150,12 @@ def _whole(text: str) -> int:
     return int(text)
 
 
+def _count(text: str) -> Count:
+    if not text.isdecimal() or not int(text):
+        raise ValueError("must be a whole number, one or more")
+    return int(text)
+
+
 def _seconds(text: str) -> float:
     value = float(text)
     if not 0 < value < math.inf:
@@ -172,6 +182,7 @@ _CONVERTERS: Mapping[str, Callable[[str], object]] = {
     "StoreAddress": StoreAddress,
     "str": str,
     "int": _whole,
+    "Count": _count,
     "float": _seconds,
     "bool": _flag,
 }

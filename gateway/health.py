@@ -93,8 +93,17 @@ async def root(request: Request) -> Response:
     return JSONResponse(UNHEALTHY, status_code=503, headers={"retry-after": "1"})
 
 
+async def take_stock(services: Services) -> None:
+    """Set the gauges to how things stand right now."""
+    services.metrics.show(
+        await statuses_of(services),
+        num_active=services.drain.num_active,
+        num_unwritten=services.usage.num_unwritten,
+    )
+
+
 async def metrics(request: Request) -> Response:
-    """The Prometheus exposition, engine gauges read at this moment."""
+    """The Prometheus exposition, gauges read at this moment."""
     services = services_of(request)
-    body = services.metrics.render(await statuses_of(services), services.drain.num_active)
-    return Response(body, media_type=EXPOSITION)
+    await take_stock(services)
+    return Response(services.metrics.render(), media_type=EXPOSITION)

@@ -1,9 +1,12 @@
-"""The gateway process: uvicorn over an inherited socket, and a shutdown that drains.
+"""A gateway process: uvicorn over an inherited socket, and a shutdown that drains.
 
 On the first SIGTERM or SIGINT readiness turns false and new requests get a 503 while running ones
 go on; the process ends when they have, and what is left when the drain timeout is over is ended
 with an error event. A second signal does not wait. Run by the supervisor: `python -m gateway.server
---fd N`, with the settings in the environment.
+--fd N --socket PATH`, with the settings in the environment.
+
+The inherited socket is shared by all gateway processes of the host, and whoever is free takes the
+next connection. The one at PATH is this process's own, for those who must ask it and no other.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import signal
 import socket
 import time
 from collections.abc import Generator
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -71,12 +75,22 @@ def main() -> None:
     """Serve until told to stop."""
     parser = argparse.ArgumentParser(prog="python -m gateway.server")
     parser.add_argument("--fd", type=int, required=True, help="an open, bound TCP socket")
+    parser.add_argument("--socket", type=Path, required=True, help="where to listen besides")
     arguments = parser.parse_args()
     settings = load_settings()
     logs.configure(settings.log_level, as_json=settings.log_json)
     server = make_server(settings)
-    with socket.socket(fileno=arguments.fd) as listening:
-        server.run(sockets=[listening])
+    with socket.socket(fileno=arguments.fd) as listening, bind_own(arguments.socket) as own:
+        server.run(sockets=[listening, own])
+
+
+def bind_own(path: Path) -> socket.socket:
+    """A listening Unix socket; one that a process before this one has left is replaced."""
+    path.unlink(missing_ok=True)
+    own = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    own.bind(str(path))
+    own.listen()
+    return own
 
 
 def make_server(settings: Settings) -> DrainingServer:

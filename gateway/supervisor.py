@@ -34,6 +34,7 @@ class Child:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     pass_fds: tuple[int, ...] = ()
     stop_timeout_s: float = 30.0  # from SIGTERM until SIGKILL
+    on_exit: Callable[[int], None] | None = None  # takes the pid of each of its lives that ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,8 +188,11 @@ class _Keeper:
         logger.info("%s started, pid %d", child.name, self._process.pid)
         if self._stopping.is_set():  # told so while it was starting
             self._signal(signal.SIGTERM)
+        pid = self._process.pid
         exit_code = await self._process.wait()
         self._process = None
+        if child.on_exit is not None:
+            child.on_exit(pid)
         log = logger.info if self._stopping.is_set() else logger.error
         log("%s exited: %s", child.name, _describe(exit_code))
         return exit_code

@@ -11,10 +11,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from gateway.config import Settings, load_settings
+
+if TYPE_CHECKING:
+    from gateway.policy.model import Policy
 
 NATIVE_PACKAGES = (
     "torch",
@@ -129,6 +133,7 @@ def _policy_and_models(settings: Settings) -> Iterator[Finding]:
         yield Finding(what="policy", state=f"{settings.policy} has errors", remedy=str(error))
         return
     yield Finding(what="policy", state=f"{settings.policy}, {len(policy.routes)} routes")
+    yield _workers(settings, policy)
     for backend in policy.backends.values():
         if not needs_model_files(backend.engine):
             continue
@@ -138,6 +143,17 @@ def _policy_and_models(settings: Settings) -> Iterator[Finding]:
             yield Finding(what=f"model {backend.model}", state="not here", remedy=str(error))
         else:
             yield Finding(what=f"model {backend.model}", state=str(path))
+
+
+def _workers(settings: Settings, policy: Policy) -> Finding:
+    from gateway.launch import LaunchError, check_shareable  # the whole gateway
+
+    remedy = ""
+    try:
+        check_shareable(settings, policy)
+    except LaunchError as error:
+        remedy = str(error)
+    return Finding(what="gateway processes", state=str(settings.workers), remedy=remedy)
 
 
 def _port(host: str, port: int) -> Finding:

@@ -40,6 +40,9 @@ def serve(
     ] = False,
     policy: Annotated[Path | None, typer.Option(help="The policy file.")] = None,
     port: Annotated[int | None, typer.Option(help="0 takes any free port.")] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Gateway processes that share the port.")
+    ] = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C; running requests are finished first."""
     # what serving needs is imported by serving only: `--help` stays instant
@@ -54,6 +57,7 @@ def serve(
         settings,
         policy=policy or settings.policy,
         port=settings.port if port is None else port,
+        workers=settings.workers if workers is None else workers,
     )
     logs.configure(settings.log_level, as_json=settings.log_json)
 

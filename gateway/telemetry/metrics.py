@@ -2,16 +2,22 @@
 
 Labels come from the store and the loaded policy only (tenants, models, backends); anything a client
 makes up is `other`, so the number of series is bounded by construction. Engine gauges keep vLLM's
-names, so that its dashboards and endpoint pickers work unchanged. Counts this process only.
+names, so that its dashboards and endpoint pickers work unchanged. Each gauge says what it is over
+several gateway processes: `gateway/telemetry/all_workers.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from backends.base import BackendState, BackendStatus
+from gateway.telemetry import all_workers
+from gateway.telemetry.engine_metrics import EngineMetrics
 from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.tgi_metrics import TgiMetrics
 
@@ -26,13 +32,32 @@ STATES = {BackendState.READY: 0, BackendState.STARTING: 2, BackendState.DOWN: 1}
 """`turnout_backend_state`: 0 ready, 1 down, 2 starting."""
 
 
-class Metrics:
-    """The gateway's metrics over one registry. Created once by the composition root."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Others:
+    """That there are other gateway processes, and what they do not share with this one.
 
-    def __init__(self, *, tgi_backends: Collection[str] = ()) -> None:
-        """tgi_backends: those that also have TGI's metrics."""
+    `files` is where all of them count; `own_backends` are those that each has for itself.
+    """
+
+    files: Path
+    own_backends: frozenset[str]
+
+
+class Metrics:
+    """The gateway's metrics. Created once by the composition root."""
+
+    def __init__(self, *, tgi_backends: Collection[str] = (), others: Others | None = None) -> None:
+        """tgi_backends: those that also have TGI's metrics. others: None if there are none."""
         self.registry = CollectorRegistry()
+        self._engines = EngineMetrics(others.own_backends if others else ())
         self._tgi = TgiMetrics(self.registry, tgi_backends) if tgi_backends else None
+        heard = [self._engines, *([self._tgi.engines] if self._tgi else [])]
+        if others is None:
+            for collector in heard:
+                self.registry.register(collector)
+            self._exposed = self.registry
+        else:
+            self._exposed = all_workers.over(others.files, heard)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(name, text, labels, registry=self.registry)
@@ -40,8 +65,8 @@ class Metrics:
         def histogram(name: str, text: str, *labels: str) -> Histogram:
             return Histogram(name, text, labels, registry=self.registry, buckets=SECONDS)
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(name, text, labels, registry=self.registry)
+        def gauge(mode: Literal["livesum", "livemax"], name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(name, text, labels, registry=self.registry, multiprocess_mode=mode)
 
         self.requests = counter(
             "turnout_requests",
@@ -74,36 +99,15 @@ class Metrics:
         )
         self.store_errors = counter("turnout_store_errors", "Steps that the limit store failed.")
         self.attempts = counter("turnout_attempts", "Attempts on backends.", "backend", "outcome")
-        self.in_flight = gauge("turnout_inflight_requests", "Requests being served.")
+        self.in_flight = gauge("livesum", "turnout_inflight_requests", "Requests being served.")
         self.usage_unwritten = gauge(
-            "turnout_usage_unwritten_records", "Usage records that are not in the database yet."
+            "livesum",
+            "turnout_usage_unwritten_records",
+            "Usage records that are not in the database yet.",
         )
-        self.policy_info = gauge("turnout_policy_info", "The loaded policy.", "hash")
+        self.policy_info = gauge("livemax", "turnout_policy_info", "The loaded policy.", "hash")
         self.backend_state = gauge(
-            "turnout_backend_state", "0 ready, 1 down, 2 starting.", "backend"
-        )
-        self.running = gauge("vllm:num_requests_running", "Running in the engine.", "model_name")
-        self.waiting = gauge("vllm:num_requests_waiting", "Queued in the engine.", "model_name")
-        self.kv_usage = gauge("vllm:kv_cache_usage_perc", "KV blocks in use, 0 to 1.", "model_name")
-        self.engine_prompt_tokens = gauge(
-            "vllm:prompt_tokens_total", "Prompt tokens computed or found cached.", "model_name"
-        )
-        self.engine_generation_tokens = gauge(
-            "vllm:generation_tokens_total", "Tokens generated.", "model_name"
-        )
-        self.prefix_queries = gauge(
-            "vllm:prefix_cache_queries_total",
-            "Prompt tokens looked for in the cache.",
-            "model_name",
-        )
-        self.prefix_hits = gauge(
-            "vllm:prefix_cache_hits_total", "Prompt tokens found cached.", "model_name"
-        )
-        self.draft_tokens = gauge(
-            "vllm:spec_decode_num_draft_tokens_total", "Tokens guessed ahead.", "model_name"
-        )
-        self.accepted_tokens = gauge(
-            "vllm:spec_decode_num_accepted_tokens_total", "Of these, found right.", "model_name"
+            "livemax", "turnout_backend_state", "0 ready, 1 down, 2 starting.", "backend"
         )
 
     def record(self, record: RequestRecord) -> None:
@@ -123,21 +127,18 @@ class Metrics:
         if self._tgi is not None:
             self._tgi.record(record)
 
-    def render(self, statuses: Mapping[str, BackendStatus], num_active: int) -> bytes:
-        """The text exposition, with the gauges as things stand right now."""
+    def show(
+        self, statuses: Mapping[str, BackendStatus], *, num_active: int, num_unwritten: int
+    ) -> None:
+        """Set the gauges to how things stand in this process right now."""
         self.in_flight.set(num_active)
-        if self._tgi is not None:
-            self._tgi.show(statuses)
+        self.usage_unwritten.set(num_unwritten)
         for name, status in statuses.items():
             self.backend_state.labels(name).set(STATES[status.state])
-            self.running.labels(name).set(status.num_running)
-            self.waiting.labels(name).set(status.num_waiting)
-            used = status.kv_blocks_total - status.kv_blocks_free
-            self.kv_usage.labels(name).set(used / max(status.kv_blocks_total, 1))
-            self.engine_prompt_tokens.labels(name).set(status.prompt_tokens_total)
-            self.engine_generation_tokens.labels(name).set(status.generation_tokens_total)
-            self.prefix_queries.labels(name).set(status.prefix_cache_queries)
-            self.prefix_hits.labels(name).set(status.prefix_cache_hits)
-            self.draft_tokens.labels(name).set(status.num_draft_tokens)
-            self.accepted_tokens.labels(name).set(status.num_accepted_tokens)
-        return generate_latest(self.registry)
+        self._engines.show(statuses)
+        if self._tgi is not None:
+            self._tgi.show(statuses)
+
+    def render(self) -> bytes:
+        """The text exposition."""
+        return generate_latest(self._exposed)

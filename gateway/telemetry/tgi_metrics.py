@@ -32,11 +32,12 @@ class TgiMetrics:
 
     def __init__(self, registry: CollectorRegistry, backends: Collection[str]) -> None:
         self._backends = backends
-        self._engines = _Engines()
-        registry.register(self._engines)
+        self.engines = Engines()  # a collector of its own, which whoever exposes it registers
 
         def count(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(name, text, ("backend", *labels), registry=registry)
+            return Gauge(
+                name, text, ("backend", *labels), registry=registry, multiprocess_mode="sum"
+            )
 
         def seconds(name: str, text: str) -> Histogram:
             return Histogram(name, text, ("backend",), registry=registry, buckets=SECONDS)
@@ -80,7 +81,7 @@ class TgiMetrics:
 
     def show(self, statuses: Mapping[str, BackendStatus]) -> None:
         """What the engines say of themselves, from now on."""
-        self._engines.statuses = statuses
+        self.engines.statuses = statuses
 
 
 def _failure(record: RequestRecord) -> str:
@@ -96,7 +97,7 @@ Heard = tuple[str, BackendStatus, BatchStats]
 """A backend's name, and what it last said of itself and of its batches."""
 
 
-class _Engines(Collector):
+class Engines(Collector):
     """Metrics that are counted elsewhere: each scrape shows the last that was heard."""
 
     def __init__(self) -> None:

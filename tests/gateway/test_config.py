@@ -29,6 +29,7 @@ def test_every_setting_survives_the_way_through_an_environment() -> None:
         policy=Path("p.yaml"),
         host="::1",
         port=0,
+        workers=3,
         run_dir=Path("/run/t"),
         body_limit_bytes=1,
         body_timeout_s=1.5,
@@ -55,6 +56,8 @@ def test_a_password_in_a_url_is_not_shown_with_the_settings() -> None:
     [
         ("TURNOUT_PORT", "http"),
         ("TURNOUT_PORT", "-1"),
+        ("TURNOUT_WORKERS", "0"),
+        ("TURNOUT_WORKERS", "auto"),
         ("TURNOUT_DRAIN_TIMEOUT_S", "0"),
         ("TURNOUT_DRAIN_TIMEOUT_S", "inf"),
         ("TURNOUT_LOG_JSON", "perhaps"),

@@ -76,6 +76,15 @@ def test_a_store_that_answers_lacks_nothing(tmp_path: Path, valkey: ValkeyServer
     ]
 
 
+def test_what_several_gateways_cannot_share_is_named(tmp_path: Path) -> None:
+    echo = ROOT / "policies/echo.yaml"
+    memory = StoreAddress("memory")
+    missing = remedies(settings_for(tmp_path, policy=echo, store=memory, workers=2))
+    assert "not shared by 2 gateway processes" in missing["gateway processes"]
+    assert not remedies(settings_for(tmp_path, policy=echo, store=memory))
+    assert not remedies(settings_for(tmp_path, policy=echo, workers=2))
+
+
 def test_looking_at_a_new_installation_makes_no_file(tmp_path: Path) -> None:
     assert not remedies(settings_for(tmp_path, policy=ROOT / "policies/echo.yaml"))
     assert list(tmp_path.iterdir()) == []

@@ -41,9 +41,14 @@ def status_of(figures: Figures) -> BackendStatus:
     )
 
 
+def exposition(metrics: Metrics, statuses: dict[str, BackendStatus]) -> str:
+    metrics.show(statuses, num_active=0, num_unwritten=0)
+    return metrics.render().decode()
+
+
 def samples(metrics: Metrics, statuses: dict[str, BackendStatus]) -> dict[str, float]:
     """Of TGI's metrics, by name and labels as they are written."""
-    text = metrics.render(statuses, 0).decode()
+    text = exposition(metrics, statuses)
     return {
         f"{one.name}{sorted(one.labels.items())}": one.value
         for family in text_string_to_metric_families(text)
@@ -93,11 +98,11 @@ def test_an_engine_of_another_kind_has_none_of_them() -> None:
     """Nor does a gateway that has no other."""
     other = {"native": BackendStatus(state=BackendState.READY)}
     assert samples(Metrics(tgi_backends={"tgi"}), other) == {}
-    assert "tgi_" not in Metrics().render(other, 0).decode()
+    assert "tgi_" not in exposition(Metrics(), other)
 
 
 def test_names_every_metric_of_the_batch() -> None:
-    text = Metrics(tgi_backends={"tgi"}).render({"tgi": status_of(Figures())}, 0).decode()
+    text = exposition(Metrics(tgi_backends={"tgi"}), {"tgi": status_of(Figures())})
     names = {family.name for family in text_string_to_metric_families(text)}
     assert names >= ENGINE_METRICS
 
