@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from gateway.telemetry.logs import JsonFormatter, PlainFormatter, redact
+from gateway.redaction import redact
+from gateway.telemetry.logs import JsonFormatter, PlainFormatter
 from gateway.tenancy.keys import mint
 
 KEY = mint(bytes(range(32)))
