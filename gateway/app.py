@@ -230,18 +230,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
         )
     else:
         problem = RouteNotFound(f"Invalid URL ({where}).")
-    return _as_response(problem, dict(error.headers or {}))
+    return _as_response(problem)
 
 
 async def _unexpected(request: Request, error: Exception) -> Response:
-    return _as_response(InternalError(), {})
+    return _as_response(InternalError())
 
 
-def _as_response(problem: GatewayError, headers: Mapping[str, str]) -> Response:
+def _as_response(problem: GatewayError) -> Response:
     reply = openai_error_reply(problem)
     return Response(
-        reply.body,
-        reply.status,
-        headers={**headers, **dict(reply.headers)},
-        media_type=reply.media_type,
+        reply.body, reply.status, headers=dict(reply.headers), media_type=reply.media_type
     )

@@ -23,6 +23,15 @@ Count = int
 STORES = ("sqlite", "memory")
 STORE_URL_SCHEMES = ("redis", "rediss", "unix")
 
+NOT_FOR_ENGINES = (
+    "TURNOUT_DATABASE",
+    "TURNOUT_STORE",
+    "PGPASSWORD",  # asyncpg's
+    "OTEL_EXPORTER_OTLP_HEADERS",  # OpenTelemetry's; a token of the collector's is one of them
+    "OTEL_EXPORTER_OTLP_TRACES_HEADERS",
+)
+"""Variables that may hold a password."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
@@ -83,6 +92,12 @@ class Settings:
     def to_environment(self) -> dict[str, str]:
         """The same settings for a child process."""
         return {PREFIX + one.name.upper(): _write(getattr(self, one.name)) for one in fields(self)}
+
+    def to_engine_environment(self) -> dict[str, str]:
+        """The same for an engine's process, which counts nothing and asks for no key: what may hold
+        a password is emptied there, even what the process would inherit.
+        """
+        return self.to_environment() | dict.fromkeys(NOT_FOR_ENGINES, "")
 
 
 class ConfigError(Exception):

@@ -45,6 +45,7 @@ from backends.errors import (
     PromptTooLong,
     UnsupportedFeature,
 )
+from gateway.redaction import redact
 
 
 class GatewayError(Exception):
@@ -55,8 +56,8 @@ class GatewayError(Exception):
     code: ClassVar[str | None] = None
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = redact(message)  # clients paste their key anywhere, and messages quote them
+        super().__init__(self.message)
         self.param = param
 
 

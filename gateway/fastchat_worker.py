@@ -100,7 +100,7 @@ def children(
     Raises: one of `CANNOT_START`.
     """
     config = find_backend(settings, options.backend)
-    environment = {**settings.to_environment(), "TURNOUT_RUN_DIR": str(run_dir)}
+    environment = {**settings.to_engine_environment(), "TURNOUT_RUN_DIR": str(run_dir)}
     command = host_command(backend_spec(config, settings, run_dir))
     engines = []
     if command is not None:

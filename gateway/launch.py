@@ -74,13 +74,15 @@ def children(
     Raises:
         CatalogError, BackendConfigError: a model is not there, or an engine's options are wrong.
     """
-    environment = {**settings.to_environment(), "TURNOUT_RUN_DIR": str(run_dir)}
+    here = {"TURNOUT_RUN_DIR": str(run_dir)}
+    environment = settings.to_environment() | here
+    for_engines = settings.to_engine_environment() | here
     engines: list[Child] = []
     for config in policy.backends.values():
         command = host_command(backend_spec(config, settings, run_dir))
         if command is not None:
             engines.append(
-                Child(name=f"engine {config.name}", command=command, environment=environment)
+                Child(name=f"engine {config.name}", command=command, environment=for_engines)
             )
     return [engines, _gateways(settings, environment, run_dir, listening)]
 

@@ -13,6 +13,8 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.redaction import redact
+
 SANE_ID = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
 
 
@@ -56,7 +58,8 @@ class RequestId:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if SANE_ID.fullmatch(given) else f"req_{secrets.token_hex(13)}"
+        is_harmless = SANE_ID.fullmatch(given) and redact(given) == given
+        request_id = given if is_harmless else f"req_{secrets.token_hex(13)}"
         scope["request_id"] = request_id
 
         async def send_with_id(message: Message) -> None:

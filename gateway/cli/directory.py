@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from gateway.config import ConfigError, load_settings
+from gateway.redaction import redact
 
 if TYPE_CHECKING:
     from gateway.tenancy.database import Directory
@@ -36,7 +37,7 @@ def with_directory(work: Callable[[Directory], Awaitable[_Result]]) -> _Result:
     try:
         return asyncio.run(run())
     except (ConfigError, DirectoryError) as error:
-        typer.echo(f"turnout: {error}", err=True)
+        typer.echo(f"turnout: {redact(str(error))}", err=True)  # a key pasted in place of its id
         raise typer.Exit(1) from None
 
 

@@ -8,17 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import sys
 
-KEY_PATTERN = re.compile(
-    r"(to_(?:live|admin)_[0-9A-Za-z]{4})[0-9A-Za-z]+|\b(?<=[Bb]earer )[^\s\"',]{8,}"
-)
-
-
-def redact(text: str) -> str:
-    """Cut every key in a text down to what may be shown of it."""
-    return KEY_PATTERN.sub(lambda match: f"{match.group(1) or ''}…", text)
+from gateway.redaction import redact
 
 
 class PlainFormatter(logging.Formatter):

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config import ConfigError, Settings, StoreAddress, data_dir, load_settings
+from gateway.config import (
+    NOT_FOR_ENGINES,
+    ConfigError,
+    Settings,
+    StoreAddress,
+    data_dir,
+    load_settings,
+)
 from gateway.networks import parse_network
 
 
@@ -43,6 +50,20 @@ def test_every_setting_survives_the_way_through_an_environment() -> None:
     )
     assert load_settings(settings.to_environment()) == settings
     assert load_settings(Settings().to_environment()) == Settings()
+
+
+def test_an_engine_is_told_all_but_what_may_hold_a_password() -> None:
+    """Case Q-KEY-IN-LOGS: emptied, not left out, for a process inherits what is not set anew."""
+    settings = Settings(
+        database="postgresql://turnout:CANARY@db/turnout",
+        store=StoreAddress("redis://:CANARY@host:6379/0"),
+        log_level="debug",
+    )
+    told = settings.to_engine_environment()
+    assert {told[name] for name in NOT_FOR_ENGINES} == {""}
+    assert told.keys() == settings.to_environment().keys() | set(NOT_FOR_ENGINES)
+    assert not any("CANARY" in value for value in told.values())
+    assert load_settings(told) == Settings(log_level="debug")
 
 
 def test_a_password_in_a_url_is_not_shown_with_the_settings() -> None:

@@ -33,8 +33,8 @@ def test_a_taken_port_names_itself_and_the_remedy() -> None:
             bind("127.0.0.1", port)
 
 
-def test_the_gateway_alone_inherits_the_socket(tmp_path: Path) -> None:
-    """P-PORT: an engine must not keep the port."""
+def test_the_gateway_alone_has_the_socket_and_the_passwords(tmp_path: Path) -> None:
+    """P-PORT and Q-KEY-IN-LOGS: an engine must not keep the port, and needs no store."""
     model = tmp_path / "m.gguf"
     model.write_bytes(b"GGUF")
     policy_path = tmp_path / "policy.yaml"
@@ -43,12 +43,15 @@ def test_the_gateway_alone_inherits_the_socket(tmp_path: Path) -> None:
         .read_text()
         .replace("model: smollm2-135m-instruct", f"model: {model}")
     )
-    settings = Settings(home=tmp_path, policy=policy_path)
+    store = StoreAddress("redis://:CANARY@host:6379/0")
+    settings = Settings(home=tmp_path, policy=policy_path, store=store)
     with bind("127.0.0.1", 0) as listening:
         engines, gateways = children(settings, load(policy_path), tmp_path, listening)
         assert [child.pass_fds for child in engines] == [()]
         assert [child.pass_fds for child in gateways] == [(listening.fileno(),)]
         assert all(child.environment["TURNOUT_RUN_DIR"] == str(tmp_path) for child in engines)
+        assert [child.environment["TURNOUT_STORE"] for child in engines] == [""]
+        assert [child.environment["TURNOUT_STORE"] for child in gateways] == [store.text]
 
 
 def test_a_model_that_was_not_pulled_is_refused(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ from backends.errors import (
 )
 from backends.types import ChatPrompt, Message, TextPrompt, TokenPrompt
 from gateway.drain import Drain
-from gateway.errors import InvalidRequest, from_backend
+from gateway.errors import InvalidRequest, ModelNotFound, from_backend
 from gateway.estimate import estimate_tokens
+from gateway.tenancy.keys import mint
 
 
 def test_nothing_ends_while_nothing_drains() -> None:
@@ -75,3 +76,11 @@ def test_what_goes_wrong_behind_the_seam_has_one_face(
     assert told.status == status
     shown = told.detail_code if isinstance(told, InvalidRequest) else told.code
     assert shown == code
+
+
+def test_a_key_that_a_client_pasted_anywhere_is_not_told_back() -> None:
+    """Q-KEY-IN-LOGS: not in what it is told, nor in the exception's own text."""
+    key = mint(bytes(range(32)))
+    error = ModelNotFound(key)
+    assert key not in error.message + str(error)
+    assert error.message.startswith(f"The model '{key[:12]}…' does not exist")

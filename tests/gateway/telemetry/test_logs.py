@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from gateway.telemetry.logs import JsonFormatter, PlainFormatter, configure, redact
+from gateway.redaction import redact
+from gateway.telemetry.logs import JsonFormatter, PlainFormatter, configure
 from gateway.tenancy.keys import ADMIN_PREFIX, mint
 
 KEY = mint(bytes(range(32)))
