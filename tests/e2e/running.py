@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -19,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MODEL_FILE = ROOT / ".turnout/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
+RECORDS_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,17 @@ def turnout_key(home: Path, tenant: str) -> str:
     match = re.search(r"to_live_\w+", turnout(home, "keys", "create", tenant))
     assert match is not None
     return match.group()
+
+
+def usage_records(home: Path, number: int) -> list[dict[str, Any]]:
+    """The usage records, once there are so many: they are carried on after the answers. What a
+    killed gateway had begun to carry the next one carries half a minute later."""
+    deadline_s = time.monotonic() + RECORDS_TIMEOUT_S
+    while True:
+        records = [json.loads(row) for row in turnout(home, "usage", "records").splitlines()]
+        if len(records) >= number or time.monotonic() > deadline_s:
+            return records
+        time.sleep(0.2)
 
 
 @contextlib.contextmanager

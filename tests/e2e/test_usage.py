@@ -11,7 +11,7 @@ import time
 import httpx
 
 from gateway.stores.sqlite import SqliteStore
-from tests.e2e.running import Server, serving, turnout
+from tests.e2e.running import Server, serving, turnout, usage_records
 from tests.e2e.streaming import stream_chat
 
 POLICY = """\
@@ -96,8 +96,7 @@ async def test_after_a_kill_records_and_counters_agree_on_what_was_written() -> 
             os.kill(gateway, signal.SIGKILL)
             await asyncio.wait([running])
             assert running.exception() is not None
-        rows = turnout(server.home, "usage", "records").splitlines()
-        records = [json.loads(row) for row in rows]
+        records = await asyncio.to_thread(usage_records, server.home, 20)
         assert [record["outcome"] for record in records] == ["complete"] * 20
         tokens = sum(one["prompt_tokens"] + one["completion_tokens"] for one in records)
         assert tokens == 20 * 201 == await used_tokens(server)

@@ -72,7 +72,7 @@ async def test_no_records_are_an_empty_answer_with_the_header_of_csv(operator: O
 
 async def test_a_request_that_was_served_is_reported(operator: Operator) -> None:
     await operator.gateway.call(CHAT, chat())
-    await operator.gateway.services.usage.flush()
+    await operator.gateway.records()  # carried to the database
     (line,) = (await operator.ask("GET", "/usage?by=model&since=1h")).json()["lines"]
     assert (line["model"], line["requests"], line["prompt_tokens"]) == ("echo", 1, 3)
 
