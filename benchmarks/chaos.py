@@ -35,7 +35,7 @@ from gateway.stores.sqlite import SqliteStore
 from gateway.tenancy.leases import LEASE_TTL_S
 from gateway.usage.record import UsageRecord
 from gateway.usage.store import Selection, UsageStore
-from tests.e2e.running import Server, serving
+from tests.e2e.running import MODEL_FILE, Server, serving
 from tests.valkey import serving_valkey
 
 POLICY = Path(__file__).with_name("chaos.yaml")
@@ -230,8 +230,9 @@ async def run(kind: str, num_requests: int, seed: int) -> bool:
         address = "sqlite"
         if kind == "redis":
             address = stack.enter_context(serving_valkey(directory)).url
+        policy = POLICY.read_text().replace("smollm2-135m-instruct", str(MODEL_FILE))
         server = stack.enter_context(
-            serving(POLICY.read_text(), TURNOUT_STORE=address, TURNOUT_WORKERS=str(NUM_GATEWAYS))
+            serving(policy, TURNOUT_STORE=address, TURNOUT_WORKERS=str(NUM_GATEWAYS))
         )
         client = Client(server, server.new_key("tight", "tight"), random.Random(seed))
         began_s = time.monotonic()
