@@ -1,7 +1,7 @@
 # `make serve` and `make test` are all a stranger needs. Everything else is made of the same parts.
 BIN := .venv/bin
 MODEL := smollm2-135m-instruct
-ON_ALL_CORES := --numprocesses auto --maxprocesses 4 --dist worksteal # a process takes up to 2.5 GB
+ON_ALL_CORES := --numprocesses auto --maxprocesses 4 --dist loadfile # a process takes up to 2.5 GB
 
 .PHONY: serve test coverage check format model lock clean bench-backends chaos
 
