@@ -70,7 +70,7 @@ class Period:
     """A day or month of the calendar, as the caller's clock and time zone have it."""
 
     name: str  # "day:2026-12-03T00:00@Europe.Berlin": part of the counter's name
-    ends_in_s: float  # from now
+    ends_in_s: float  # from now; of several ends that a name is told to have, the latest holds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,9 @@ class MemoryStore:
         outcome = decide(claims, [self._counts(one) for one in held], now_us)
         if isinstance(outcome, Granted):
             for one in held:
-                self._window(one).reserved += one.cost
+                window = self._window(one)
+                window.reserved += one.cost
+                window.fades_us = max(window.fades_us, one.fades_us)
             expires_us = now_us + microseconds(ttl_s)
             self._leases[lease_id] = _Lease(expires_us=expires_us, held=held)
         return outcome

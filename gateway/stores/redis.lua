@@ -91,7 +91,9 @@ local function finish(lease_id, charges, record)
     local used = 0
     if charge > 0 and until_us > now_us then
       used = redis.call('HINCRBY', USED, window, whole(charge))
-      redis.call('ZADD', FADING, whole(until_us), window)
+      if until_us > tonumber(redis.call('ZSCORE', FADING, window) or 0) then
+        redis.call('ZADD', FADING, whole(until_us), window)
+      end
     end
     if ends_us ~= '' and until_us > now_us then
       periods[#periods + 1] = window:match('^0 0 (.*)$')

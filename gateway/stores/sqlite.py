@@ -25,7 +25,7 @@ BUSY_TIMEOUT_S = 5.0
 """How long to wait for another process's transaction; one holds the lock for about 0.1 ms."""
 
 STEPS_BETWEEN_CHECKPOINTS = 1_000
-"""Two steps of a request write 30 kB to the log: it stays near 15 MB."""
+"""They write 6 MB to the log; `MAX_LOG_PAGES` says when it has to begin anew."""
 
 _Result = TypeVar("_Result")
 

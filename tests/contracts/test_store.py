@@ -362,6 +362,20 @@ async def test_what_others_reserved_of_a_period_does_not_use_it_up(store: LimitS
     await granted(store, "b", a_day(100, 30))
 
 
+async def test_a_period_whose_end_is_put_off_counts_until_then(
+    store: LimitStore, clock: FakeClock
+) -> None:
+    """A calendar's clock may be set back in the middle of it."""
+    await granted(store, "a", a_day(100, 30, Period(name=TODAY.name, ends_in_s=10.0)))
+    await granted(store, "b", a_day(100, 40, Period(name=TODAY.name, ends_in_s=3600.0)))
+    await settle(store, "b", 40)
+    await settle(store, "a", 30)
+    clock.advance(120.0)
+    later = a_day(100, 31, Period(name=TODAY.name, ends_in_s=3480.0))
+    assert (await refused(store, later)).is_used_up
+    assert await used(store) == {later.counter: (70, 0)}
+
+
 async def test_two_time_zones_have_two_days(store: LimitStore) -> None:
     await granted(store, "a", a_day(100, 60), a_day(100, 60, BERLIN))
     assert await used(store) == {
@@ -400,6 +414,27 @@ async def test_an_amount_of_money_is_exact(store: LimitStore) -> None:
     assert (charge.charged, charge.used) == (largest - 3, largest - 3)
     outcome = await granted(store, "b", replace(asked, cost=3))
     assert outcome.states[0].remaining == 0
+
+
+async def test_many_leases_are_extended_in_one_step(store: LimitStore, clock: FakeClock) -> None:
+    for number in range(5):
+        await granted(store, f"lease-{number}", slots(10), ttl_s=30.0 - 10 * (number % 2))
+    clock.advance(20.0)
+    names = tuple(f"lease-{number}" for number in range(6))
+    assert await store.extend(names, 30.0) == {"lease-1", "lease-3", "lease-5"}
+    clock.advance(29.0)
+    assert await used(store) == {slots(10).counter: (0, 3)}
+
+
+async def test_a_step_that_is_refused_revives_nobody(store: LimitStore, clock: FakeClock) -> None:
+    """What had expired by then stays so, though the step itself comes to nothing."""
+    await granted(store, "gone", slots(1), ttl_s=30.0)
+    await granted(store, "alive")
+    clock.advance(30.0)
+    with pytest.raises(ValueError, match="in use"):
+        await store.reserve("alive", (slots(1),), TTL_S)
+    assert not await extend(store, "gone", 30.0)
+    assert await store.usage() == ()
 
 
 # --- the outbox -------------------------------------------------------------------------------

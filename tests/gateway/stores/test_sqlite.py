@@ -12,7 +12,7 @@ import pytest
 
 from gateway.stores.base import Granted, Spend, StoreError
 from gateway.stores.sqlite import SqliteStore
-from gateway.stores.sqlite_ledger import Checkpoints, Ledger, open_connection
+from gateway.stores.sqlite_ledger import PAGE_BYTES, Checkpoints, Ledger, open_connection
 from tests.clock import FakeClock
 from tests.contracts.stores import (
     TTL_S,
@@ -38,11 +38,14 @@ async def test_a_restart_neither_forgives_nor_doubles(path: Path) -> None:
     await granted(store, "ended", requests(10), tokens(1000, 200))
     await settle(store, "ended", 150)
     await granted(store, "running", requests(10), tokens(1000, 300))
+    await granted(store, "recorded")
+    await store.release("recorded", b"nothing")
     before = await store.usage()
     await store.aclose()
 
     store = await SqliteStore.open(path, clock=clock)
     assert await store.usage() == before
+    assert [entry.record for entry in await store.collect(10, 30.0)] == [b"nothing"]
     assert await settle(store, "running", 50)
     outcome = await granted(store, "next", requests(10), tokens(1000, 0))
     assert [state.remaining for state in outcome.states] == [7, 800]
@@ -161,6 +164,30 @@ def test_a_checkpoint_brings_the_log_into_the_file(path: Path) -> None:
     ledger.close()
     checkpoints.close()
     assert not path.with_name("limits.db-wal").exists()
+
+
+def test_the_log_begins_anew_though_steps_never_pause(path: Path) -> None:
+    """What a checkpoint did not reach stays in the log, which would grow without end."""
+    ledger = Ledger(open_connection(path, busy_timeout_s=1.0), FakeClock())
+    checkpoints = Checkpoints(path, max_log_pages=100)
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+
+        def leave(statement: str) -> None:
+            if "RESTART" in statement:
+                reader.execute("COMMIT")
+
+        checkpoints._db.set_trace_callback(leave)
+        for number in range(1000):
+            ledger.reserve(f"lease-{number}", (tokens(10**9, 1),), TTL_S)
+            if number % 20 == 10 and not reader.in_transaction:
+                reader.execute("BEGIN")  # what is newer than this stays in the log
+                reader.execute("SELECT * FROM clock").fetchall()
+            if number % 20 == 19:
+                checkpoints.run()
+    log_bytes = path.with_name("limits.db-wal").stat().st_size
+    assert log_bytes < 300 * PAGE_BYTES
+    ledger.close()
+    checkpoints.close()
 
 
 # --- files of before --------------------------------------------------------------------------
