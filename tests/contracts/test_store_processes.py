@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 SHARED_KINDS = ("sqlite", "redis")
 BEGIN_S = 1000.0
 TTL_S = 30.0
+HOLD_S = 30.0
+ROUNDS = 3
 
 PROCESS = f"""
 import asyncio, itertools, os, signal, sys
@@ -29,13 +31,15 @@ from gateway.stores.base import Granted
 from tests.contracts.stores import slots, spent, tokens
 from tests.contracts.test_store_processes import opened_at
 
-async def main(kind, place, name):
+async def main(kind, place, name, written=""):
     store = await opened_at(kind, place, lambda: {BEGIN_S})
     if name == "killed":
         await store.reserve("lost", (tokens(100, 40), slots(1)), {TTL_S})
         os.kill(os.getpid(), signal.SIGKILL)
     if name.startswith("charging"):
         return await charge_until_killed(store, name)
+    if name == "carrying":
+        return await carry_until_killed(store, written)
     outcomes = await asyncio.gather(
         *(store.reserve(f"{{name}}-{{i}}", (tokens(100, 7),), {TTL_S}) for i in range(50))
     )
@@ -43,11 +47,19 @@ async def main(kind, place, name):
     sys.stdout.write(str(sum(isinstance(outcome, Granted) for outcome in outcomes)))
 
 async def charge_until_killed(store, name):
-    sys.stdout.write("ready")
-    sys.stdout.flush()
+    print("ready", flush=True)
     for number in itertools.count():
-        await store.reserve(f"{{name}}-{{number}}", (tokens(10**9, 7, window_s=86_400),), {TTL_S})
-        await store.settle(f"{{name}}-{{number}}", spent(3), b"3")
+        lease_id = f"{{name}}-{{number}}"
+        await store.reserve(lease_id, (tokens(10**9, 7, window_s=86_400),), {TTL_S})
+        await store.settle(lease_id, spent(3), lease_id.encode())
+
+async def carry_until_killed(store, written):
+    print("ready", flush=True)
+    with open(written, "ab", buffering=0) as file:
+        while True:
+            entries = await store.collect(20, {HOLD_S})
+            file.write(b"".join(entry.record + b"\\n" for entry in entries))
+            await store.forget(tuple(entry.entry_id for entry in entries))
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -103,24 +115,39 @@ async def test_a_killed_process_loses_its_lease_when_it_expires(kind: str, place
     await store.aclose()
 
 
-async def test_a_process_killed_at_any_moment_leaves_no_charge_without_a_record(
-    kind: str, place: str
+async def start(kind: str, place: str, *arguments: str) -> asyncio.subprocess.Process:
+    """Begin the program above; it is at work."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PROCESS, kind, place, *arguments),
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"ready\n"
+    return process
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+async def test_processes_killed_at_any_moment_leave_no_charge_without_a_record(
+    kind: str, place: str, tmp_path: Path, seed: int
 ) -> None:
-    """Case Q-COUNTER-DOUBLE: nor a record without a charge, in three processes killed in turn."""
-    for number in range(3):
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", PROCESS, kind, place, f"charging-{number}"),
-            cwd=ROOT,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        await process.stdout.readexactly(len("ready"))
-        await asyncio.sleep(random.Random(number).uniform(0.01, 0.1))
+    """Case Q-COUNTER-DOUBLE: nor a record without a charge; two charge and one carries records."""
+    written = tmp_path / "written"
+    processes = await asyncio.gather(
+        start(kind, place, f"charging-{seed}-a"),
+        start(kind, place, f"charging-{seed}-b"),
+        start(kind, place, "carrying", str(written)),
+    )
+    rng = random.Random(seed)
+    for process in rng.sample(processes, len(processes)):
+        await asyncio.sleep(rng.uniform(0.01, 0.1))  # they work; what is asserted knows no time
         process.kill()
         await process.wait()
-    store = await opened_at(kind, place, FakeClock(BEGIN_S + TTL_S))
+    store = await opened_at(kind, place, FakeClock(BEGIN_S + max(TTL_S, HOLD_S)))
     (counted,) = await store.usage()
-    entries = await store.collect(10**6, 30.0)
-    assert counted.used == sum(int(entry.record) for entry in entries) > 0
-    assert counted.reserved == 0
+    left = [entry.record for entry in await store.collect(10**6, HOLD_S)]
+    records = {*left, *written.read_bytes().split()}
+    assert len(left) == len(set(left))
+    assert (counted.used, counted.reserved) == (3 * len(records), 0)
+    assert records
     await store.aclose()
