@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -21,7 +22,14 @@ from backends.errors import (
 from backends.types import Event, Finished, GenerationRequest
 from gateway.bill import spend_of
 from gateway.call import Call, Services
-from gateway.errors import ClientError, Draining, GatewayError, RateLimited, UpstreamTimeout
+from gateway.errors import (
+    Draining,
+    GatewayError,
+    InvalidRequest,
+    Overloaded,
+    RateLimited,
+    UpstreamTimeout,
+)
 from gateway.policy.model import Decision, Timeouts
 from gateway.stores.base import Spend
 from gateway.telemetry import tracing
@@ -40,6 +48,13 @@ CUT_OFF = "This server shut down before the answer was complete."
 Events = AsyncGenerator[Event, None]
 
 
+class AllowanceUsedUp(BackendOverloaded):
+    """Too little is left of our own allowance at a backend.
+
+    `retry_after_s` is infinite if the request needs more than all of it; the cause says how much.
+    """
+
+
 async def attempts(
     call: Call, request: GenerationRequest, decision: Decision, most: Spend
 ) -> Events:
@@ -47,11 +62,11 @@ async def attempts(
     while there is time left.
 
     Raises:
-        BackendError: the last failure.
-        GatewayError: in the middle of an answer.
+        BackendError: the last failure; if there is none and all were used up, the shortest wait.
+        GatewayError: in the middle of an answer, or if it is larger than every allowance.
     """
     timeouts = timeouts_of(decision)
-    failure: BackendError = DeadlineExceeded("the request's time was over before an attempt")
+    failures: list[BackendError] = []
     for name in decision.attempts:
         left_s = timeouts.total_s - call.elapsed_s()
         if left_s <= 0.0:
@@ -72,8 +87,20 @@ async def attempts(
             if call.first_token_s is not None or not error.retryable:
                 raise
             log.warning("attempt on %s failed: %s", name, error.message)
-            failure = error
-    raise failure
+            failures.append(error)
+    raise _worth_telling(failures)
+
+
+def _worth_telling(failures: list[BackendError]) -> BackendError | GatewayError:
+    """What becomes of a request that nobody answered."""
+    if not failures:
+        return DeadlineExceeded("the request's time was over before an attempt")
+    used_up = [one for one in failures if isinstance(one, AllowanceUsedUp)]
+    if len(used_up) < len(failures):
+        return [one for one in failures if not isinstance(one, AllowanceUsedUp)][-1]
+    soonest = min(used_up, key=lambda one: one.retry_after_s)
+    cause = soonest.__cause__
+    return cause if isinstance(cause, InvalidRequest) else soonest
 
 
 @asynccontextmanager
@@ -83,7 +110,8 @@ async def _allowance(call: Call, name: str, most: Spend) -> AsyncGenerator[None]
     It is a lease of its own, settled with what this attempt used.
 
     Raises:
-        BackendOverloaded: too little is left. That is no client's fault: the next one is tried.
+        AllowanceUsedUp: too little is left, or nobody can tell, for the store fails. That is no
+            client's fault: the next one is tried.
     """
     services = call.services
     backend = services.policy.backends[name]
@@ -95,11 +123,15 @@ async def _allowance(call: Call, name: str, most: Spend) -> AsyncGenerator[None]
         lease = await services.leases.reserve(
             f"{call.stamp.request_id}/{call.num_attempts}", claims
         )
-    except ClientError as error:  # it reads well for a client whose limit it is, which it is not
-        services.metrics.attempts.labels(name, "allowance_used_up").inc()
-        wait_s = error.retry_after_s if isinstance(error, RateLimited) else None
-        message = f"the allowance at backend '{name}' is used up"
-        raise BackendOverloaded(message, retry_after_s=wait_s) from error
+    except (RateLimited, InvalidRequest, Overloaded) as error:
+        # It reads well for a client whose limit it is, which it is not.
+        is_known = not isinstance(error, Overloaded)
+        outcome = "allowance_used_up" if is_known else "allowance_unknown"
+        services.metrics.attempts.labels(name, outcome).inc()
+        how = "used up" if is_known else "not known at the moment"
+        wait_s = math.inf if isinstance(error, InvalidRequest) else error.retry_after_s
+        message = f"the allowance at backend '{name}' is {how}"
+        raise AllowanceUsedUp(message, retry_after_s=wait_s) from error
     try:
         yield
     finally:

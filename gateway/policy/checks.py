@@ -118,10 +118,15 @@ def _backends_under(policy: Policy, use: LimitUse) -> tuple[str, ...]:
     kind, _, name = use.place.partition(":")
     if kind == "backend":
         return (name,)
+    models = allowed_models(policy, name) if kind == "plan" else ()
     routes = [
         route
         for route in policy.routes
-        if (route.name == name if kind == "route" else name in _names([name], route.match.plans))
+        if (
+            route.name == name
+            if kind == "route"
+            else any(_serves(route, model, name) for model in models)
+        )
     ]
     found = (backend for route in routes for backend in (route.use, *route.fallback))
     return tuple(dict.fromkeys(found))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from gateway.errors import ClientError, InvalidRequest, QuotaExhausted, RateLimited
@@ -60,7 +60,13 @@ def claims_for(
 
 
 def backend_claims(backend: BackendConfig, most: Spend, now_s: float) -> tuple[Claim, ...]:
-    """What one attempt asks of our own allowance at a backend."""
+    """What one attempt asks of our own allowance at a backend, at that backend's own price."""
+    cost_micros = 0
+    if backend.price is not None:
+        cost_micros = backend.price.cost_micros(
+            prompt_tokens=most.input_tokens, cached_tokens=0, completion_tokens=most.output_tokens
+        )
+    most = replace(most, cost_micros=cost_micros)
     scope = f"backend:{backend.name}"
     return tuple(claim for limit in backend.limits for claim in _claims(limit, scope, most, now_s))
 
@@ -106,7 +112,8 @@ def _rates(limit: Limit) -> Iterator[tuple[Dimension, Rate]]:
 
 
 def _thresholds(limit: Limit, rate: Rate) -> tuple[int, ...]:
-    return tuple(-(-rate.amount * percent // 100) for percent in limit.warn_at)
+    """Rounded up; of a small amount two may come to the same, which is told of once."""
+    return tuple(sorted({-(-rate.amount * percent // 100) for percent in limit.warn_at}))
 
 
 def warnings_of(claims: Iterable[Claim], charges: Iterable[Charge]) -> Iterator[QuotaWarning]:

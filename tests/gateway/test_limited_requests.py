@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from backends.base import Backend
-from gateway.stores.base import OnStoreError, StoreError
+from gateway.stores.base import Claim, Granted, OnStoreError, Refused, StoreError
 from gateway.stores.memory import MemoryStore
 from tests.gateway.serving import CHAT, POLICY, Caller, Gateway, chat, echo, gateway_over
 
@@ -152,6 +152,71 @@ async def test_without_another_backend_it_is_an_overload_with_a_wait(tmp_path: P
         refused = await ask(gateway)
         assert code(refused) == (503, "server_is_overloaded")
         assert 1 <= int(refused.response_headers["retry-after"]) <= 120
+
+
+TWO_ALLOWANCES = (
+    POLICY.replace("limits: [free], ", "")
+    .replace("first: {engine: echo}", "first: {engine: echo, limits: [soon]}")
+    .replace("second: {engine: echo}", "second: {engine: echo, limits: [late]}")
+)
+
+
+def allowances(soon: str, late: str) -> str:
+    return TWO_ALLOWANCES.replace("limits:\n", f"limits:\n  soon: {soon}\n  late: {late}\n", 1)
+
+
+async def test_of_several_allowances_the_shortest_wait_is_told(tmp_path: Path) -> None:
+    policy = allowances("{requests: 1/min}", "{requests: 1/h}")
+    async with gateway_over(tmp_path, backends(), policy=policy) as gateway:
+        assert [(await ask(gateway)).status for _ in range(2)] == [200, 200]
+        refused = await ask(gateway)
+    assert code(refused) == (503, "server_is_overloaded")
+    assert 1 < int(refused.response_headers["retry-after"]) <= 60
+
+
+async def test_a_request_larger_than_every_allowance_is_told_what_to_change(tmp_path: Path) -> None:
+    policy = allowances("{tokens: 200/min}", "{tokens: 300/min}")
+    async with gateway_over(tmp_path, backends(), policy=policy) as gateway:
+        assert code(await ask(gateway, max_tokens=400)) == (400, "request_exceeds_limit")
+        fits = await ask(gateway, max_tokens=250)
+    assert fits.response_headers["x-turnout-backend"] == "second"
+
+
+async def test_a_failure_is_told_rather_than_an_allowance_that_is_used_up(tmp_path: Path) -> None:
+    failing = {"first": echo("first", fail_before=True), "second": echo("second")}
+    policy = allowances("{requests: 9/min}", "{tokens: 100/min}")
+    async with gateway_over(tmp_path, failing, policy=policy) as gateway:
+        assert code(await ask(gateway)) == (502, "upstream_error")
+
+
+async def test_an_allowance_is_reserved_at_the_backends_own_price(tmp_path: Path) -> None:
+    """Q-FALLBACK-BUDGET: each target is checked at its price; the dear one is but a fallback."""
+    policy = allowances("{cost: 0.001/day}", "{requests: 9/min}")
+    policy = "currency: EUR\n" + policy.replace(
+        "limits: [soon]}", "limits: [soon], price: {input: 1, output: 1}}"
+    ).replace("limits: [late]}", "limits: [late], price: {input: 1000, output: 1000}}")
+    async with gateway_over(tmp_path, backends(), policy=policy) as gateway:
+        answer = await ask(gateway)
+    assert answer.response_headers["x-turnout-backend"] == "first"
+
+
+class FailsForBackends(MemoryStore):
+    """It counts for clients, and for backends no more."""
+
+    async def reserve(
+        self, lease_id: str, claims: tuple[Claim, ...], ttl_s: float
+    ) -> Granted | Refused:
+        if any(claim.scope.startswith("backend:") for claim in claims):
+            raise StoreError("connection lost")
+        return await super().reserve(lease_id, claims, ttl_s)
+
+
+async def test_a_backend_whose_allowance_nobody_knows_is_passed_over(tmp_path: Path) -> None:
+    policy = limited("{requests: 9/min}", backend="first")
+    store = FailsForBackends(clock=time.monotonic)
+    async with gateway_over(tmp_path, backends(), policy=policy, store=store) as gateway:
+        answer = await ask(gateway)
+    assert answer.response_headers["x-turnout-backend"] == "second"
 
 
 async def test_an_attempt_that_gave_nothing_costs_nothing_of_the_allowance(tmp_path: Path) -> None:

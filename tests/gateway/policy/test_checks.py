@@ -79,6 +79,14 @@ def test_finds_a_limit_that_no_request_fits_into() -> None:
     assert problems_after("40k/min", "256/min") == ()
 
 
+def test_asks_for_no_price_where_a_plan_under_the_limit_may_not_go() -> None:
+    text = TEXT.replace("version: 1\n", "version: 1\ncurrency: EUR\n")
+    text = text.replace("  paid: {requests: 10/s}", "  paid: {cost: 10/day}")
+    text = text.replace('limits: [paid], models: "*"', "limits: [paid], models: [team/big]")
+    text = text.replace("./large.gguf}", "./large.gguf, price: {input: 1, output: 1}}")
+    assert problems_in(text) == ()
+
+
 def test_finds_a_total_deadline_before_the_first_token_s() -> None:
     (problem,) = problems_after("{first_token: 2s}", "{first_token: 2s, total: 2s}")
     assert problem.code == "deadline-too-short"

@@ -114,6 +114,11 @@ def test_of_many_settlements_the_one_that_crosses_a_threshold_warns() -> None:
     assert thresholds(700, 900) == [500, 800]
 
 
+def test_thresholds_that_a_small_amount_rounds_to_the_same_warn_once() -> None:
+    (claim,) = claims_of(Limit(name="d", requests=Rate(1, 0, "day"), warn_at=(50, 80)))
+    assert claim.warn_at == (1,)
+
+
 def test_headers_tell_of_the_tightest_limit_of_each_dimension() -> None:
     states = (
         state(Dimension.REQUESTS, 60, 12, 80.5),
