@@ -23,7 +23,7 @@ VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 
 PUBLISH_S = 0.5
 """How late a gauge of another process may be; as late as an engine's heartbeat. A round over ten
-backends takes 0.1 ms."""
+backends inside the gateway takes 0.25 ms, 0.05 % of a core."""
 
 _untyped = cast(Any, multiprocess)
 _mark_process_dead = cast(Callable[[int, str], None], _untyped.mark_process_dead)
