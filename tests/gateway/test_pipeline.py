@@ -215,9 +215,9 @@ async def test_the_request_id_is_echoed_but_never_used_inside(gateway: Gateway) 
     assert all(c.response_headers["x-request-id"] == "test-0" for c in callers)
 
 
-@pytest.mark.parametrize("given", ["", "x" * 10_000, "a b", "\xe9", "a\tb"])
+@pytest.mark.parametrize("given", ["", "x" * 10_000, "a b", "\xe9", "a\tb", "to_live_123456"])
 async def test_an_odd_request_id_is_replaced(gateway: Gateway, given: str) -> None:
-    """I-DUP-REQUEST-ID: header safe, whatever was sent."""
+    """I-DUP-REQUEST-ID and Q-KEY-IN-LOGS: header safe, whatever was sent."""
     answer = await gateway.call(CHAT, chat(), headers={"x-request-id": given})
     assert answer.status == 200
     assert answer.response_headers["x-request-id"].startswith("req_")

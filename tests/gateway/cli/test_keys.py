@@ -210,6 +210,7 @@ def test_tenants_are_listed_with_their_plans(home: Path) -> None:
         (("keys", "list", "nobody"), "there is no tenant 'nobody'"),
         (("keys", "rotate", "key_0"), "there is no key 'key_0'"),
         (("keys", "show", "key_0"), "there is no key 'key_0'"),
+        (("keys", "show", "to_live_123456"), "there is no key 'to_live_1234…'"),
         (("tenants", "show", "nobody"), "there is no tenant 'nobody'"),
         (("tenants", "update", "nobody", "--plan", "p"), "there is no tenant 'nobody'"),
         (("keys", "revoke", "key_0"), "there is no key 'key_0'; 'turnout keys list'"),
