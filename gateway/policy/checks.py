@@ -118,18 +118,22 @@ def _backends_under(policy: Policy, use: LimitUse) -> tuple[str, ...]:
     kind, _, name = use.place.partition(":")
     if kind == "backend":
         return (name,)
-    models = allowed_models(policy, name) if kind == "plan" else ()
-    routes = [
-        route
-        for route in policy.routes
-        if (
-            route.name == name
-            if kind == "route"
-            else any(_serves(route, model, name) for model in models)
-        )
-    ]
+    routes: Iterable[Route] = (route for route in policy.routes if route.name == name)
+    if kind == "plan":
+        models = allowed_models(policy, name)
+        routes = (route for model in models for route in _routes_of(policy, model, name))
     found = (backend for route in routes for backend in (route.use, *route.fallback))
     return tuple(dict.fromkeys(found))
+
+
+def _routes_of(policy: Policy, model: str, plan: str) -> Iterator[Route]:
+    """Those that may take a request for a model of somebody on a plan: up to one that takes all."""
+    every_request = Match(models=(model,), plans=(plan,))
+    for route in policy.routes:
+        if _serves(route, model, plan):
+            yield route
+            if _covers(policy, route.match, every_request):
+                return
 
 
 def _deadlines_too_short(policy: Policy, root: Node) -> Iterator[Problem]:

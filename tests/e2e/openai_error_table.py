@@ -13,8 +13,10 @@ from tests.e2e.openai_refusals import Ask
 
 POLICY = """\
 version: 1
+currency: EUR
 backends:
   echo: {engine: echo}
+  priced: {engine: echo, price: {input: 1000000, output: 1000000}}
   short: {engine: echo, max_model_len: 16}
   endless: {engine: echo, token_delay_s: 60}
   late: {engine: echo, first_token_delay_s: 60}
@@ -22,20 +24,29 @@ backends:
   absent: {engine: fastchat, model: nobody, controller_port: 0}  # no worker will ever register
   failing: {engine: echo, fail_before: true}
   cutting: {engine: echo, fail_after_tokens: 2}
-models: {echo: {}, short: {}, endless: {}, late: {}, full: {}, absent: {}, failing: {}, cutting: {}}
+models:
+  {echo: {}, priced: {}, short: {}, endless: {}, late: {}, full: {}, absent: {}, failing: {},
+   cutting: {}}
 limits:
   requests: {requests: 1/min}
   tokens: {tokens: 20/min}
   alone: {concurrent: 1}
   hourly: {requests: 1/h}
+  daily: {tokens: 19/day}  # a request reserves 13 and uses 7
+  monthly: {requests: 1/month}
+  money: {cost: 19/month}
 plans:
   demo: {limits: [], models: "*"}
   requests: {limits: [requests], models: "*"}
   tokens: {limits: [tokens], models: "*"}
   alone: {limits: [alone], models: "*"}
   hourly: {limits: [hourly], models: "*"}
+  daily: {limits: [daily], models: "*"}
+  monthly: {limits: [monthly], models: "*"}
+  money: {limits: [money], models: [priced]}
   narrow: {limits: [], models: [echo]}
 routes:
+  - {name: priced, match: {model: priced}, use: priced}
   - {name: short, match: {model: short}, use: short}
   - {name: endless, match: {model: endless}, use: endless}
   - {name: late, match: {model: late}, use: late, timeout: {first_token: 200ms, total: 1s}}
@@ -348,5 +359,5 @@ QUOTA = Row(
     error=openai.RateLimitError,
     code="insufficient_quota",
     type="insufficient_quota",
-    says="used up",
+    says="is reached",
 )

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import httpx
 import httpx2
 import openai
 import pytest
@@ -22,8 +19,6 @@ from openai import AsyncOpenAI, OpenAI, Stream
 from openai.types.chat import ChatCompletionChunk
 
 from gateway.config import Settings
-from gateway.dialects.openai_errors import openai_error_reply
-from gateway.errors import QuotaExhausted
 from gateway.tenancy.database import open_directory
 from gateway.tenancy.key_rules import parse_rules
 from gateway.tenancy.keys import ENTROPY_BYTES, mint
@@ -42,7 +37,7 @@ from tests.e2e.running import Server, serving
 
 pytestmark = pytest.mark.e2e
 
-PLANS = ("requests", "tokens", "alone", "hourly", "narrow")
+PLANS = ("requests", "tokens", "alone", "hourly", "daily", "monthly", "money", "narrow")
 RULES = {
     "afar": parse_rules(networks=["203.0.113.0/24"]),
     "lists": parse_rules(scopes=["models"]),
@@ -149,20 +144,24 @@ def test_openai_gives_up_at_once_on_a_wait_of_many_minutes(
     assert "x-should-retry" not in refused.headers
 
 
-@pytest.mark.parametrize("retry_after_s", [5.0, 80_000.0])
-def test_a_quota_that_is_used_up_is_not_asked_again(retry_after_s: float) -> None:
-    """Not even if the day is over in a moment: `x-should-retry: false`. The reply is the dialect's,
-    from a bare server."""
-    error = QuotaExhausted(
-        "used up", retry_after_s=retry_after_s, dimension="tokens", limit="daily"
-    )
-    with answering(error) as base_url:
-        refused = refusal(base_url, "to_live_any", chat())
+@pytest.mark.parametrize(
+    ("plan", "model", "longest_days"),
+    [("daily", "echo", 1), ("monthly", "echo", 31), ("money", "priced", 31)],
+)
+def test_a_day_or_month_that_is_used_up_is_not_asked_again(
+    server: Server, keys: dict[str, str], plan: str, model: str, longest_days: int
+) -> None:
+    """Q-RESET: not even if it is over in a moment: `x-should-retry: false`. The wait is the true
+    one, to the end of the period."""
+    with server.client(key=keys[plan]) as client:
+        body = {"model": model, "prompt": "one two three", "max_tokens": 10}
+        assert client.post("/v1/completions", json=body).status_code == 200
+    refused = refusal(server.base_url, keys[plan], chat(model))
     check(refused, QUOTA)
     assert len(refused.answers) == 1
     assert refused.waits_s == []
     assert refused.headers["x-should-retry"] == "false"
-    assert refused.headers["retry-after"] == str(int(retry_after_s))
+    assert 0 < int(refused.headers["retry-after"]) <= longest_days * 86_400
 
 
 def test_an_error_inside_a_stream_is_raised_and_never_repeated(server: Server) -> None:
@@ -273,31 +272,3 @@ def stream(client: OpenAI, model: str) -> Stream[ChatCompletionChunk]:
     return client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": "one two three"}], stream=True
     )
-
-
-@contextmanager
-def answering(error: QuotaExhausted) -> Iterator[str]:
-    """A bare server that says one thing; its base URL."""
-    reply = openai_error_reply(error)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(reply.status)
-            sent = (*reply.headers, ("content-type", reply.media_type))
-            for name, value in (*sent, ("content-length", str(len(reply.body)))):
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(reply.body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as bare:
-        serving_thread = threading.Thread(target=bare.serve_forever, args=(0.01,))
-        serving_thread.start()
-        try:
-            yield str(httpx.URL(scheme="http", host="127.0.0.1", port=bare.server_port))
-        finally:
-            bare.shutdown()
-            serving_thread.join()

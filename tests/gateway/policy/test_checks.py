@@ -110,6 +110,24 @@ def test_finds_backends_without_a_price_under_a_limit_of_money() -> None:
     assert sorted(problem.message.split("'")[3] for problem in found) == ["large", "small"]
 
 
+def test_a_backend_behind_a_route_that_takes_all_needs_no_price() -> None:
+    """`chat-default` takes every request for `chat`; what comes after it is for other models."""
+    text = PRICED.replace("version: 1", "version: 1\ncurrency: EUR").replace(
+        "tokens: 40k/min", "cost: 20/month"
+    )
+    ours = text.replace("model: smollm2-135m-instruct}", "model: m, price: {input: 1, output: 1}}")
+    (problem,) = problems_in(ours)
+    assert problem.message.split("'")[3] == "large"
+    assert (
+        problems_in(
+            ours.replace("fallback: [spare, large]", "fallback: [spare]").replace(
+                "    use: large\n    fallback: [small]", "    use: small"
+            )
+        )
+        == ()
+    )
+
+
 def test_a_limit_of_money_needs_a_currency() -> None:
     found = problems_after("requests: 10/s", "cost: 20/month")
     assert [(one.code, one.write) for one in found] == [("missing-key", "currency: USD")]
