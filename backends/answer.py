@@ -36,8 +36,12 @@ class Answer:
         request: GenerationRequest,
         choices: Mapping[str, ChoiceDecoder],
         write_prompt: PromptWriter | None = None,
+        *,
+        num_given_tokens: int = 0,
     ) -> None:
-        """choices: by the id of their sequence. write_prompt: if prompts are asked about."""
+        """choices: those that go on, by the id of their sequence. write_prompt: if prompts are
+        asked about. num_given_tokens: of all choices, those that came with `request.resume`.
+        """
         self._num_each = request.n
         self._choices = dict(choices)  # those that have not ended
         self._write_prompt = write_prompt
@@ -45,8 +49,12 @@ class Answer:
         if write_prompt is not None:
             self._held = {prompt: [] for prompt in range(len(request.prompts))}
         self._reasons = [FinishReason.LENGTH] * request.num_choices
+        if request.resume is not None:
+            self._reasons = [
+                one.finish_reason or FinishReason.LENGTH for one in request.resume.choices
+            ]
         self._tails: dict[int, str] = {}  # of the choices that ran out of time
-        self._completion_tokens = 0
+        self._completion_tokens = num_given_tokens
         self._cached_tokens = 0
         self._queue_s: float | None = None  # of the first output of all
 

@@ -31,6 +31,7 @@ __all__ = [
     "BatchStats",
     "Distribution",
     "EncodedToken",
+    "Resuming",
     "Tokenizing",
 ]
 
@@ -120,4 +121,22 @@ class Tokenizing(Protocol):
 
     async def encode(self, prompt: Prompt) -> tuple[EncodedToken, ...]:
         """The tokens themselves. Raises as `count_tokens`."""
+        ...
+
+
+@runtime_checkable
+class Resuming(Protocol):
+    """What a backend can do that is able to go on with an answer that another has begun.
+
+    It then yields what comes after `GenerationRequest.resume`, nothing of it again, and its
+    `Finished` is that of the whole answer: all choices' reasons, all tokens' usage.
+    """
+
+    @property
+    def vocabulary(self) -> str:
+        """A name for what its token ids mean: equal names, equal ids. "" if it does not know."""
+        ...
+
+    def can_resume(self, request: GenerationRequest) -> bool:
+        """Whether it would go on with `request.resume`. Says nothing of whether it is up."""
         ...

@@ -35,6 +35,7 @@ from backends.text.stop import StopMatcher, StopStrings
 from backends.types import (
     UNLIMITED_TOKENS,
     ChatPrompt,
+    ChoiceSoFar,
     Event,
     Finished,
     FinishReason,
@@ -79,7 +80,7 @@ def split(text: str) -> list[str]:
 
 
 class EchoBackend:
-    """Implements `Backend` and `Tokenizing`.
+    """Implements `Backend`, `Tokenizing` and `Resuming`.
 
     `aborted` holds the ids of requests that were closed before their end.
     """
@@ -142,6 +143,13 @@ class EchoBackend:
             for found in _PIECE.finditer(text)
         )
 
+    @property
+    def vocabulary(self) -> str:
+        return "echo"
+
+    def can_resume(self, request: GenerationRequest) -> bool:
+        return request.beams is None and request.sampling.prompt_logprobs is None
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         started_s = self._clock()
         deadline_s = started_s + request.timeout_s
@@ -182,7 +190,10 @@ class EchoBackend:
             self._num_running -= 1
         yield Finished(
             reasons=tuple(choice.reason for choice in choices),
-            usage=Usage(prompt_tokens=prompt_tokens, completion_tokens=num_tokens),
+            usage=Usage(
+                prompt_tokens=prompt_tokens,
+                completion_tokens=num_tokens + sum(choice.num_given for choice in choices),
+            ),
             tails=tuple(choice.cut() for choice in choices),
             queue_s=queue_s,
         )
@@ -203,7 +214,10 @@ class EchoBackend:
             max_tokens = self._max_tokens(request, _count(prompt))
             for _ in range(request.n):
                 matcher = StopMatcher(stops, include_stop_str=request.include_stop_str)
-                choices.append(_Choice(len(choices), text, request, max_tokens, matcher))
+                choice = _Choice(len(choices), text, request, max_tokens, matcher)
+                if request.resume is not None:
+                    choice.resume(request.resume.choices[len(choices)])
+                choices.append(choice)
         return choices
 
     def _max_tokens(self, request: GenerationRequest, prompt_tokens: int) -> int:
@@ -251,6 +265,7 @@ class _Choice:
     ) -> None:
         self.reason: FinishReason = FinishReason.DEADLINE if max_tokens else FinishReason.LENGTH
         self.is_done = not max_tokens
+        self.num_given = 0  # tokens that were told elsewhere
         self._index = index
         self._sampling = request.sampling
         self._matcher = matcher
@@ -284,6 +299,15 @@ class _Choice:
             top_logprobs=(entry,) if sampling.top_logprobs else (),
             finish_reason=reason,
         )
+
+    def resume(self, so_far: ChoiceSoFar) -> None:
+        """Go on behind so many tokens, by the ids that came or else by the text."""
+        given = split(so_far.text) if so_far.token_ids is None else so_far.token_ids
+        self.num_given = len(given)
+        for _ in given:
+            self.next_token()
+        self.is_done = so_far.finish_reason is not None
+        self.reason = so_far.finish_reason or FinishReason.DEADLINE
 
     def cut(self) -> str:
         """The text still held back, now that no token comes any more."""

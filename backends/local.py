@@ -31,6 +31,7 @@ from backends.text.tokenizer import Tokenizer
 from backends.types import (
     UNLIMITED_TOKENS,
     ChatPrompt,
+    ChoiceSoFar,
     Event,
     GenerationRequest,
     Prompt,
@@ -54,11 +55,13 @@ MAX_PROMPT_LOGPROBS = 200_000
 """Of one request, those of alternatives included: 26 MB here, a frame of 3 MB, and with it up to
 0.5 s in which no other stream goes on."""
 
+NOTHING = ChoiceSoFar()
+
 Result = TypeVar("Result")
 
 
 class LocalBackend:
-    """Implements `Backend` and `Tokenizing`. Owns its client and closes it."""
+    """Implements `Backend`, `Tokenizing` and `Resuming`. Owns its client and closes it."""
 
     def __init__(
         self,
@@ -121,6 +124,13 @@ class LocalBackend:
         (tokens,) = await _encoded(self._encoder.tokens, (prompt,))
         return tokens
 
+    @property
+    def vocabulary(self) -> str:
+        return self._tokenizer.fingerprint
+
+    def can_resume(self, request: GenerationRequest) -> bool:
+        return request.beams is None and request.sampling.prompt_logprobs is None
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         deadline_s = self._clock() + request.timeout_s
         info = await self._client.until_ready()
@@ -128,7 +138,8 @@ class LocalBackend:
         left_s = deadline_s - self._clock()
         if left_s <= 0.0:
             raise DeadlineExceeded("the request's time was over before the engine could take it")
-        sequences = self._sequences(replace(request, timeout_s=left_s), prompts, info)
+        given = self._given(request)
+        sequences = self._sequences(replace(request, timeout_s=left_s), prompts, given, info)
         if request.beams is not None:
             search = BeamAnswer(request, sequences[:: request.n], self._tokenizer)
             await search.search(self._run, lambda: deadline_s - self._clock())
@@ -137,10 +148,15 @@ class LocalBackend:
             return
         answer = Answer(
             request,
-            self._decoders(request, sequences),
+            self._decoders(request, sequences, given),
             await self._prompt_writer(request, prompts),
+            num_given_tokens=sum(map(len, given)),
         )
-        wanted = [sequence for sequence in sequences if _has_work(sequence.sampling)]
+        wanted = [
+            sequence
+            for sequence in sequences
+            if answer.awaits(sequence.request_id) and _has_work(sequence.sampling)
+        ]
         async with aclosing(self._client.stream(wanted)) as batches:
             async for batch in batches:
                 for output in batch:
@@ -162,10 +178,28 @@ class LocalBackend:
                 outputs.update((output.request_id, output) for output in batch)
         return outputs
 
+    def _given(self, request: GenerationRequest) -> list[tuple[int, ...]]:
+        """What has been drawn of each choice elsewhere: its very tokens if their ids mean the same
+        here, or another spelling of its text.
+        """
+        resume = request.resume
+        if resume is None:
+            return [()] * request.num_choices
+        is_ours = resume.vocabulary == self.vocabulary
+        return [
+            one.token_ids
+            if is_ours and one.token_ids is not None
+            else tuple(
+                self._tokenizer.encode(one.text, add_special_tokens=False, parse_special=False)
+            )
+            for one in resume.choices
+        ]
+
     def _sequences(
         self,
         request: GenerationRequest,
         prompts: Sequence[tuple[int, ...]],
+        given: Sequence[tuple[int, ...]],
         info: engine.EngineInfo,
     ) -> list[engine.EngineRequest]:
         """One sequence per choice, those after a prompt's first forked from that. Its id is new
@@ -200,7 +234,10 @@ class LocalBackend:
                     num_prompt_logprobs=None if index % request.n else sampling.num_prompt_logprobs,
                 ),
                 cache_salt=salt,
-                fork_of=f"{stem}-{index - index % request.n}" if index % request.n else None,
+                fork_of=f"{stem}-{index - index % request.n}"
+                if index % request.n and request.resume is None
+                else None,
+                output_token_ids=given[index],
                 tenant=request.tenant,
                 weight=request.weight,
                 priority=request.priority,
@@ -252,19 +289,27 @@ class LocalBackend:
         )
 
     def _decoders(
-        self, request: GenerationRequest, sequences: Sequence[engine.EngineRequest]
+        self,
+        request: GenerationRequest,
+        sequences: Sequence[engine.EngineRequest],
+        given: Sequence[tuple[int, ...]],
     ) -> dict[str, ChoiceDecoder]:
+        """Of the choices that have not ended, by the id of their sequence."""
         stops = StopStrings(request.stop)
-        return {
-            sequence.request_id: ChoiceDecoder(
+        so_far = request.resume.choices if request.resume else (NOTHING,) * len(sequences)
+        decoders: dict[str, ChoiceDecoder] = {}
+        for index, sequence in enumerate(sequences):
+            if so_far[index].finish_reason is not None:
+                continue
+            decoder = decoders[sequence.request_id] = ChoiceDecoder(
                 self._tokenizer,
                 index=index,
                 stops=stops,
                 include_stop_str=request.include_stop_str,
                 min_tokens=request.sampling.min_tokens,
             )
-            for index, sequence in enumerate(sequences)
-        }
+            decoder.resume(given[index], so_far[index].text)
+        return decoders
 
 
 def cache_salt(request: GenerationRequest, sharing: Sharing) -> str:

@@ -29,7 +29,7 @@ from native_engine.types import (
     SequenceOutput,
 )
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True, tag="hello"):

@@ -147,6 +147,23 @@ class FinishReason(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceSoFar:
+    """What the client has of one choice, from a backend that can give no more of it."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] | None = ()  # all that were drawn; None: it did not say
+    finish_reason: FinishReason | None = None  # set: the choice has ended, and stays as it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """An answer that has begun elsewhere, to be gone on with."""
+
+    choices: tuple[ChoiceSoFar, ...]
+    vocabulary: str = ""  # what the ids mean, as `Resuming.vocabulary` has it; "" if unknown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One request, ready to run: `len(prompts) * n` choices.
 
@@ -169,6 +186,7 @@ class GenerationRequest:
     priority: int = 0  # who waits with a higher one goes first
     timeout_s: float = math.inf  # from `generate` on: what is not done by then ends as it stands
     cache_salt: str = ""  # the client's own: who sends another shares nothing with this request
+    resume: Resumption | None = None  # only for backends that are `Resuming`, and can
     extra: Mapping[str, object] = field(
         default_factory=dict[str, object]
     )  # fields no dialect knows
@@ -184,6 +202,8 @@ class GenerationRequest:
             raise ValueError("n must be at least 1")
         if self.beams is not None and not (self.n <= self.beams.width and self.max_tokens):
             raise ValueError("a beam search needs n of at most its width, and max_tokens")
+        if self.resume is not None and len(self.resume.choices) != self.num_choices:
+            raise ValueError("resume must have an entry for each choice")
         if "" in self.stop:
             raise ValueError("stop must not contain an empty string")
         if not 0.0 < self.weight < math.inf:

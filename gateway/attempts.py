@@ -1,4 +1,7 @@
-"""From a decision to the events of one answer: backends are tried in turn until one gives any.
+"""From a decision to the events of one answer: backends are tried in turn until it is whole.
+
+One that fails in the middle of it is followed by one that goes on where it stopped
+(`resumption.py`): the client has one answer, and each of its tokens once.
 
 Knows no wire format and no tenant.
 """
@@ -12,6 +15,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
+from backends.base import Backend, BackendState
 from backends.errors import (
     BackendError,
     BackendOverloaded,
@@ -20,7 +24,7 @@ from backends.errors import (
     DeadlineExceeded,
 )
 from backends.types import Event, Finished, GenerationRequest
-from gateway.bill import spend_of
+from gateway.bill import spend_of_attempt
 from gateway.call import Call, Services
 from gateway.errors import (
     Draining,
@@ -31,6 +35,7 @@ from gateway.errors import (
     UpstreamTimeout,
 )
 from gateway.policy.model import Decision, Timeouts
+from gateway.resumption import AnswerSoFar
 from gateway.stores.base import Spend
 from gateway.telemetry import tracing
 from gateway.tenancy.limits import backend_claims
@@ -47,6 +52,9 @@ CUT_OFF = "This server shut down before the answer was complete."
 
 Events = AsyncGenerator[Event, None]
 
+Failure = BackendError | UpstreamTimeout
+"""What another attempt may make good."""
+
 
 class AllowanceUsedUp(BackendOverloaded):
     """Too little is left of our own allowance at a backend.
@@ -58,22 +66,30 @@ class AllowanceUsedUp(BackendOverloaded):
 async def attempts(
     call: Call, request: GenerationRequest, decision: Decision, most: Spend
 ) -> Events:
-    """The events of the first backend that gives any: fails over before the first event only, and
-    while there is time left.
+    """The events of one answer, of as many backends as it takes, while there is time left.
 
     Raises:
-        BackendError: the last failure; if there is none and all were used up, the shortest wait.
-        GatewayError: in the middle of an answer, or if it is larger than every allowance.
+        BackendError: what cut the answer, if nobody can go on with it. If there was none: the last
+            failure, or if all allowances were used up, the shortest wait.
+        GatewayError: likewise; or it is larger than every allowance.
     """
     timeouts = timeouts_of(decision)
-    failures: list[BackendError] = []
-    for name in decision.attempts:
+    so_far = AnswerSoFar(request)
+    failures: list[Failure] = []
+    cut: Failure | None = None  # what ended the last attempt that gave anything
+    names = list(decision.attempts)
+    for name in names:
+        backend = call.services.backends[name]
         left_s = timeouts.total_s - call.elapsed_s()
+        rest = so_far.rest_for(backend)
         if left_s <= 0.0:
             break
-        call.backend = name
-        call.num_attempts += 1
-        timed = replace(request, timeout_s=left_s - min(left_s * MARGIN_SHARE, MAX_MARGIN_S))
+        if rest is None:
+            continue
+        call.start_attempt(name)
+        so_far.begin(backend)
+        num_before = so_far.num_tokens
+        timed = replace(rest, timeout_s=left_s - min(left_s * MARGIN_SHARE, MAX_MARGIN_S))
         try:
             async with (
                 _allowance(call, name, most),
@@ -81,17 +97,27 @@ async def attempts(
             ):
                 async for event in events:
                     call.count(event)
+                    so_far.add(event)
                     yield event
             return
-        except BackendError as error:
-            if call.first_token_s is not None or not error.retryable:
+        except (BackendError, UpstreamTimeout) as error:
+            if so_far.num_tokens > num_before:
+                cut = error
+                if names.count(name) == 1 and await _is_coming_back(backend):
+                    names.append(name)  # once, and last
+            elif cut is None and not (isinstance(error, BackendError) and error.retryable):
                 raise
             log.warning("attempt on %s failed: %s", name, error.message)
             failures.append(error)
-    raise _worth_telling(failures)
+    raise cut or _worth_telling(failures)
 
 
-def _worth_telling(failures: list[BackendError]) -> BackendError | GatewayError:
+async def _is_coming_back(backend: Backend) -> bool:
+    """Whether it died and is being started again: then it may go on with its own answers."""
+    return (await backend.status()).state is BackendState.STARTING
+
+
+def _worth_telling(failures: list[Failure]) -> BackendError | GatewayError:
     """What becomes of a request that nobody answered."""
     if not failures:
         return DeadlineExceeded("the request's time was over before an attempt")
@@ -107,7 +133,8 @@ def _worth_telling(failures: list[BackendError]) -> BackendError | GatewayError:
 async def _allowance(call: Call, name: str, most: Spend) -> AsyncGenerator[None]:
     """Hold what an attempt takes of our own allowance at a backend, if that is limited.
 
-    It is a lease of its own, settled with what this attempt used.
+    It is a lease of its own, settled with what this attempt used. One that goes on with an answer
+    has all of the prompt to compute, and what was drawn before it: that is counted as part of it.
 
     Raises:
         AllowanceUsedUp: too little is left, or nobody can tell, for the store fails. That is no
@@ -135,7 +162,7 @@ async def _allowance(call: Call, name: str, most: Spend) -> AsyncGenerator[None]
     try:
         yield
     finally:
-        lease.spend = spend_of(call)
+        lease.spend = spend_of_attempt(call)
         await services.leases.end(lease)
 
 

@@ -6,8 +6,9 @@ that records and counters add up to the same.
 
 from __future__ import annotations
 
-from gateway.call import Call
+from gateway.call import Call, Share
 from gateway.policy.model import Decision, Policy
+from gateway.policy.prices import Price
 from gateway.stores.base import Spend
 from gateway.tenancy.tenants import Principal
 from gateway.usage.record import UsageRecord
@@ -60,35 +61,66 @@ def spend_of(call: Call) -> Spend | None:
     )
 
 
+def spend_of_attempt(call: Call) -> Spend | None:
+    """What its latest attempt used of a backend; None if it gave nothing.
+
+    Of an answer that another had begun, that part is part of the prompt here.
+    """
+    if not (call.attempt_tokens if call.handed_over else call.tokens_used):
+        return None
+    num_before = call.completion_tokens - call.attempt_tokens
+    price = call.services.policy.backends[call.backend].price
+    prompt_tokens = call.prompt_tokens + num_before
+    return Spend(
+        input_tokens=prompt_tokens,
+        output_tokens=call.attempt_tokens,
+        cost_micros=0
+        if price is None
+        else price.cost_micros(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=call.cached_tokens,
+            completion_tokens=call.attempt_tokens,
+        ),
+    )
+
+
 def _is_estimated(call: Call) -> bool:
     """By the backend's own word; of an answer cut short, whether it had counted the prompt."""
     return call.counted_by != call.backend if call.estimated is None else call.estimated
 
 
 def _cost_micros(call: Call) -> int | None:
-    """By the price of the backend that answered; None if it has none."""
-    price = call.services.policy.backends[call.backend].price
-    if price is None:
-        return None
-    return price.cost_micros(
-        prompt_tokens=call.prompt_tokens,
-        cached_tokens=call.cached_tokens,
-        completion_tokens=call.completion_tokens,
-    )
+    """The prompt by the price of the backend that began, and of the answer each part by that of
+    the backend it is from; None if none has a price.
+
+    What was cached is known of the backend that ended alone.
+    """
+    shares = (*call.handed_over, Share(call.backend, call.attempt_tokens))
+    policy = call.services.policy
+    costs = [
+        price.cost_micros(
+            prompt_tokens=0 if number else call.prompt_tokens,
+            cached_tokens=0 if call.handed_over else call.cached_tokens,
+            completion_tokens=share.completion_tokens,
+        )
+        for number, share in enumerate(shares)
+        if (price := policy.backends[share.backend].price) is not None
+    ]
+    return sum(costs) if costs else None
 
 
 def dearest_micros(
     policy: Policy, decision: Decision, prompt_tokens: int, output_tokens: int
 ) -> int:
-    """The most a request may cost, at the dearest of the backends it may go to."""
-    prices = [policy.backends[name].price for name in decision.attempts]
-    return max(
-        (
-            price.cost_micros(
-                prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=output_tokens
-            )
-            for price in prices
-            if price is not None
-        ),
-        default=0,
+    """The most a request may cost: one backend may begin, and the dearest go on."""
+    prices = [
+        price for name in decision.attempts if (price := policy.backends[name].price) is not None
+    ]
+    dearest = Price(
+        input=max((price.input for price in prices), default=0),
+        cached=0,
+        output=max((price.output for price in prices), default=0),
+    )
+    return dearest.cost_micros(
+        prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=output_tokens
     )

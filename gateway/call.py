@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from opentelemetry.trace import Span
 from starlette.datastructures import Headers
@@ -57,6 +58,13 @@ class Services:
     trusted_proxies: tuple[Network, ...] = ()
 
 
+class Share(NamedTuple):
+    """What a backend has given of an answer that another went on with."""
+
+    backend: str
+    completion_tokens: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Call:
     """One request. Created on arrival, filled by the pipeline, recorded once at the end."""
@@ -80,6 +88,7 @@ class Call:
     prompt_tokens: int = 0
     counted_by: str = ""  # the backend that counted the prompt exactly; "" if none did
     completion_tokens: int = 0
+    handed_over: list[Share] = field(default_factory=list["Share"])  # of backends that could not
     cached_tokens: int = 0
     queue_s: float = 0.0
     estimated: bool | None = None  # the usage, by the backend's word; None until it finished
@@ -89,6 +98,18 @@ class Call:
     client_left: bool = False
     lease: Lease | None = None
     limit_headers: tuple[tuple[str, str], ...] = ()
+
+    def start_attempt(self, backend: str) -> None:
+        """What comes from now on is this backend's; what has come stays the last one's."""
+        if num_tokens := self.attempt_tokens:
+            self.handed_over.append(Share(self.backend, num_tokens))
+        self.backend = backend
+        self.num_attempts += 1
+
+    @property
+    def attempt_tokens(self) -> int:
+        """Of the answer, what the present attempt has given."""
+        return self.completion_tokens - sum(one.completion_tokens for one in self.handed_over)
 
     def elapsed_s(self) -> float:
         """Since the request arrived."""

@@ -52,7 +52,7 @@ def advance(sequence: Sequence, token: SampledToken) -> SequenceOutput:
 
     The first output tells of the prompt, too. Who wants no token gets none.
     """
-    if sequence.num_outputs:
+    if sequence.num_drawn:
         return SequenceOutput(
             request_id=sequence.request_id, token=token, finish_reason=_take(sequence, token)
         )

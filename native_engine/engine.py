@@ -155,8 +155,9 @@ class Engine:
             sampling=request.sampling,
             arrival=self._num_arrivals,
             added_s=added_s,
-            token_ids=list(request.prompt_token_ids),
+            token_ids=[*request.prompt_token_ids, *request.output_token_ids],
             num_prompt_tokens=num_prompt_tokens,
+            num_given_outputs=len(request.output_token_ids),
             max_num_tokens=min(
                 num_prompt_tokens + request.sampling.max_tokens, self._max_num_tokens
             ),
@@ -335,7 +336,7 @@ class Engine:
 
     def _append(self, sequence: Sequence, token: SampledToken) -> SequenceOutput:
         """Take one token into a running sequence, and end it if that was its last."""
-        if not sequence.num_outputs:
+        if not sequence.num_drawn:
             self._count_prompt(sequence)
         output = advance(sequence, token)
         if output.token is not None:

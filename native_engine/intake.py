@@ -19,14 +19,16 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
         RequestTooLong: prompt and one token exceed the context or the block pool, or the prompt
         alone what the engine takes.
         InvalidTokenId: an id of the prompt or the sampling params is outside the vocabulary.
-        EngineError: the prompt is empty, or the weight is not above 0.
+        EngineError: the prompt is empty, nothing is left to draw behind the outputs that came with
+            it, or the weight is not above 0.
     """
     num_prompt_tokens = len(request.prompt_token_ids)
+    num_tokens = num_prompt_tokens + len(request.output_token_ids)
     if not num_prompt_tokens:
         raise EngineError("the prompt is empty: at least one token is needed to go on from")
-    if num_prompt_tokens + 1 > info.max_model_len:
+    if num_tokens + 1 > info.max_model_len:
         raise RequestTooLong(
-            f"the prompt has {num_prompt_tokens} tokens; with one to generate that is more than "
+            f"the prompt has {num_tokens} tokens; with one to generate that is more than "
             f"the context of {info.max_model_len}; shorten it"
         )
     if info.max_input_tokens and num_prompt_tokens > info.max_input_tokens:
@@ -34,14 +36,20 @@ def check_request(request: EngineRequest, info: EngineInfo) -> None:
             f"the prompt has {num_prompt_tokens} tokens, and this engine takes at most "
             f"{info.max_input_tokens}; shorten it"
         )
-    blocks = -(-(num_prompt_tokens + 1) // info.block_size)
+    blocks = -(-(num_tokens + 1) // info.block_size)
     if blocks > info.num_blocks:
         raise RequestTooLong(
-            f"the prompt has {num_prompt_tokens} tokens; with one to generate that needs {blocks} "
+            f"the prompt has {num_tokens} tokens; with one to generate that needs {blocks} "
             f"KV blocks of {info.block_size} tokens, and there are {info.num_blocks}; "
             "shorten it, or give the engine more blocks"
         )
     _check_token_ids("prompt", request.prompt_token_ids, info.vocab_size)
+    _check_token_ids("output", request.output_token_ids, info.vocab_size)
+    if request.output_token_ids and len(request.output_token_ids) >= request.sampling.max_tokens:
+        raise EngineError(
+            f"{len(request.output_token_ids)} outputs came with the request, which wants "
+            f"{request.sampling.max_tokens} in all: there is nothing left to draw"
+        )
     _check_sampling(request.sampling, info.vocab_size)
     if not 0 < request.weight < math.inf:
         raise EngineError(f"weight {request.weight} must be above 0 and finite")

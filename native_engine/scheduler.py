@@ -376,7 +376,8 @@ class Scheduler:
         sequence.status = SequenceStatus.RUNNING
         sequence.parent = None
         if sequence.num_cached_tokens is None:
-            sequence.num_cached_tokens = 0 if prefix.is_forked else prefix.num_tokens
+            found = 0 if prefix.is_forked else prefix.num_tokens
+            sequence.num_cached_tokens = min(found, sequence.num_prompt_tokens)
             sequence.is_forked = prefix.is_forked
         sequence.num_shared_blocks = block_manager.num_used(prefix.blocks)
         block_manager.adopt(sequence, prefix)

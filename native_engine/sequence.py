@@ -35,6 +35,7 @@ class Sequence:
     num_prompt_tokens: int
     max_num_tokens: int  # the sequence ends when so many tokens are known
     prefix_hashes: list[bytes]  # of its first 0, 1, 2, ... blocks, as far as they were needed
+    num_given_outputs: int = 0  # so many outputs came with the request
     tenant: str = ""  # whose turn it is, and whose the cached blocks become that it computes
     weight: float = 1.0  # of its tenant's share
     priority: int = 0  # of its class: higher ones first
@@ -44,7 +45,7 @@ class Sequence:
     num_computed_tokens: int = 0  # so many leading tokens have their KV in the blocks
     block_table: list[int] = field(default_factory=list)
     num_preemptions: int = 0
-    num_cached_tokens: int | None = None  # found in the cache when it was first admitted
+    num_cached_tokens: int | None = None  # of the prompt, cached when it was first admitted
     is_forked: bool = False  # its prompt was its parent's, computed and counted there
     was_held_back: bool = False  # for a step, to find in the cache what a neighbour computed in it
     num_charged_tokens: int = 0  # so many leading prompt tokens are its tenant's affair no more
@@ -67,6 +68,11 @@ class Sequence:
     @property
     def num_outputs(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_drawn(self) -> int:
+        """Outputs that were drawn here."""
+        return self.num_outputs - self.num_given_outputs
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -69,6 +69,9 @@ class EngineRequest:
         None  # one added before with this prompt and salt: computed there only, unless `sampling`
         # asks for log-probabilities of the prompt
     )
+    output_token_ids: tuple[int, ...] = ()
+    """Drawn already, by an engine that is gone: the sequence goes on behind them. They are outputs
+    in every respect, `max_tokens` counts them too; only nobody is told of them again."""
 
 
 class FinishReason(enum.Enum):

@@ -150,8 +150,9 @@ class PriorityBatcher:
             sampling=request.sampling,
             arrival=self._num_arrivals,
             added_s=added_s,
-            token_ids=list(request.prompt_token_ids),
+            token_ids=[*request.prompt_token_ids, *request.output_token_ids],
             num_prompt_tokens=num_prompt_tokens,
+            num_given_outputs=len(request.output_token_ids),
             max_num_tokens=min(
                 num_prompt_tokens + request.sampling.max_tokens, self._config.max_total_tokens
             ),
@@ -276,7 +277,8 @@ class PriorityBatcher:
         for entry, _ in admissions:
             entry.status = SequenceStatus.RUNNING
             if entry.num_cached_tokens is None:
-                entry.num_cached_tokens = entry.num_computed_tokens
+                found = min(entry.num_computed_tokens, entry.num_prompt_tokens)
+                entry.num_cached_tokens = found
             running.append(entry)
         if logger.isEnabledFor(logging.DEBUG):
             ids = [entry.request_id for entry, _ in admissions]
@@ -299,7 +301,7 @@ class PriorityBatcher:
             entry.queue_s = started_s - entry.added_s
         if not result.tokens:
             return []
-        if not entry.num_outputs:
+        if not entry.num_drawn:
             self._count_prompt(entry)
         output = advance(entry, result.tokens[0])
         self._generation_tokens_total += output.token is not None

@@ -37,6 +37,7 @@ class Row:
         first = -(-self.num_padding // block_size)
         self._padding_table = region[:first]
         self._table = region[first:]
+        self._last_column = len(self._table) * block_size - 1
         self._num_columns = 0  # so many tokens of its own are computed, those for nothing included
 
     @property
@@ -55,8 +56,11 @@ class Row:
         )
 
     def share(self) -> ScheduledSequence:
-        """Its prompt at first, then one token: its last, or none that matters once it has ended."""
-        sequence, start = self.sequence, self._num_columns
+        """Its prompt at first, with what came of its answer, then one token: its last, or none that
+        matters once it has ended. A row that came with an answer may end at the end of its region,
+        and the others go on: then its last column is computed again and again.
+        """
+        sequence, start = self.sequence, min(self._num_columns, self._last_column)
         token_ids = sequence.token_ids[start:] if self.is_live else [PADDING_TOKEN]
         self._num_columns += len(token_ids)
         return ScheduledSequence(

@@ -154,8 +154,9 @@ class StaticBatchEngine:
             sampling=request.sampling,
             arrival=self._num_arrivals,
             added_s=added_s,
-            token_ids=list(request.prompt_token_ids),
+            token_ids=[*request.prompt_token_ids, *request.output_token_ids],
             num_prompt_tokens=num_prompt_tokens,
+            num_given_outputs=len(request.output_token_ids),
             max_num_tokens=min(num_prompt_tokens + max_tokens, info.max_model_len),
             prefix_hashes=[],
             deadline_s=math.inf if request.timeout_s is None else added_s + request.timeout_s,
@@ -241,7 +242,7 @@ class StaticBatchEngine:
 
     def _apply(self, sequence: Sequence, result: SequenceResult) -> SequenceOutput:
         sequence.prompt_logprobs += result.prompt_logprobs
-        if not sequence.num_outputs:
+        if not sequence.num_drawn:
             self._prompt_tokens_total += sequence.num_prompt_tokens
         (token,) = result.tokens
         output = advance(sequence, token)

@@ -10,6 +10,8 @@ Knows nothing of requests, processes or wire formats.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from backends.text.detokenizer import Detokenizer
 from backends.text.logprobs import token_logprob
 from backends.text.stop import NO_STOPS, StopMatcher, StopStrings
@@ -42,6 +44,21 @@ class ChoiceDecoder:
         self._num_unstoppable = min_tokens  # tokens to come that no stop string may end
         self._detokenizer = Detokenizer(tokenizer)
         self._matcher = StopMatcher(stops, include_stop_str=include_stop_str)
+        self._owed = ""  # text that goes in front of the next token's
+        self._num_given = 0  # characters to come that the reader has already
+
+    def resume(self, token_ids: Sequence[int], text: str) -> None:
+        """Go on behind these, of which the reader has `text`: before anything is pushed.
+
+        If they are the very tokens that gave that text, all is as if they had been pushed here.
+        Else they are another spelling of it: what follows is fitted to what the reader has.
+        """
+        shown = ""
+        for token_id in token_ids:
+            self._num_unstoppable = max(self._num_unstoppable - 1, 0)
+            shown += self._matcher.push(self._detokenizer.push(token_id), may_stop=False)[0]
+        self._owed = shown[len(text) :]
+        self._num_given = max(len(text) - len(shown), 0)
 
     def push(self, sampled: engine.SampledToken, reason: engine.FinishReason | None) -> Token:
         """The event for one token; `reason` is the engine's, with its last token.
@@ -58,6 +75,7 @@ class ChoiceDecoder:
         if stop is None and (special_stop is not None or reason is not None):
             tail, stop = self._flush(special_stop, may_stop=may_stop)
             text += tail
+        text = self._fitted(text)
         finish_reason = None
         if stop is not None:
             finish_reason = FinishReason.STOP
@@ -78,7 +96,16 @@ class ChoiceDecoder:
     def cut(self) -> tuple[str, FinishReason]:
         """(the text held back, why the choice ends) when its time is over and no token comes."""
         text, stop = self._flush(None, may_stop=not self._num_unstoppable)
-        return text, FinishReason.DEADLINE if stop is None else FinishReason.STOP
+        return self._fitted(text), FinishReason.DEADLINE if stop is None else FinishReason.STOP
+
+    def _fitted(self, text: str) -> str:
+        """The text as the reader misses it, who may have some of it, or owe some from before."""
+        if not self._owed and not self._num_given:
+            return text
+        fitted = self._owed + text[self._num_given :]
+        self._num_given = max(self._num_given - len(text), 0)
+        self._owed = ""
+        return fitted
 
     def _special_stop(self, token_id: int) -> str | None:
         text = self._tokenizer.token_text(token_id)

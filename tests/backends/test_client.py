@@ -444,9 +444,9 @@ async def test_says_that_the_engine_process_is_of_another_version(
     client = clients.open(host.socket_path)
     assert await host.hear() == Hello()
 
-    await host.say(encode(WrongVersion(7)))
+    await host.say(encode(WrongVersion(8)))
 
-    await until(lambda: "speaks version 7" in client.detail)
+    await until(lambda: "speaks version 8" in client.detail)
     assert client.state is BackendState.STARTING
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -106,6 +107,13 @@ def mixed_requests(vocab_size: int, max_tokens: int) -> list[EngineRequest]:
 Answer = tuple[list[SampledToken], FinishReason, tuple[PromptLogprob, ...] | None]
 
 
+def resumed(request: EngineRequest, answer: Answer, num_given: int) -> EngineRequest:
+    """The same request, as its first engine leaves it behind when it is gone."""
+    given = tuple(token.token_id for token in answer[0][:num_given])
+    sampling = replace(request.sampling, num_prompt_logprobs=None)
+    return replace(request, sampling=sampling, output_token_ids=given)
+
+
 def answers(engine: SteppedEngine, requests: list[EngineRequest]) -> Mapping[str, Answer]:
     """All that each request got, log-probabilities to the bit."""
     for request in requests:
@@ -142,6 +150,30 @@ def test_every_engine_answers_alike_on_a_tiny_model(
     expected = answers(native(tiny), requests)
     assert {reason for _, reason, _ in expected.values()} >= {FinishReason.EOS, FinishReason.LENGTH}
     assert answers(make(tiny), requests) == expected
+
+
+@pytest.mark.parametrize("make", [native, *OTHERS])
+def test_every_engine_goes_on_with_what_another_has_begun(
+    tiny: ModelRunner, make: Callable[[Runner], SteppedEngine]
+) -> None:
+    requests = mixed_requests(tiny.vocab_size, max_tokens=40)
+    whole = answers(native(tiny), requests)
+    begun = {
+        request.request_id: (index * 7) % len(whole[request.request_id][0])
+        for index, request in enumerate(requests)
+    }
+    assert sum(map(bool, begun.values())) > len(requests) // 2
+
+    rest = answers(
+        make(tiny),
+        [
+            resumed(request, whole[request.request_id], begun[request.request_id])
+            for request in requests
+        ],
+    )
+
+    for name, (tokens, reason, _) in whole.items():
+        assert rest[name][:2] == (tokens[begun[name] :], reason)
 
 
 @pytest.mark.weights
