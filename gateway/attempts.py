@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
-from backends.base import Backend, BackendState
 from backends.errors import (
     BackendError,
     BackendOverloaded,
@@ -77,8 +76,7 @@ async def attempts(
     so_far = AnswerSoFar(request)
     failures: list[Failure] = []
     cut: Failure | None = None  # what ended the last attempt that gave anything
-    names = list(decision.attempts)
-    for name in names:
+    for name in decision.attempts:
         backend = call.services.backends[name]
         left_s = timeouts.total_s - call.elapsed_s()
         rest = so_far.rest_for(backend)
@@ -103,18 +101,11 @@ async def attempts(
         except (BackendError, UpstreamTimeout) as error:
             if so_far.num_tokens > num_before:
                 cut = error
-                if names.count(name) == 1 and await _is_coming_back(backend):
-                    names.append(name)  # once, and last
             elif cut is None and not (isinstance(error, BackendError) and error.retryable):
                 raise
             log.warning("attempt on %s failed: %s", name, error.message)
             failures.append(error)
     raise cut or _worth_telling(failures)
-
-
-async def _is_coming_back(backend: Backend) -> bool:
-    """Whether it died and is being started again: then it may go on with its own answers."""
-    return (await backend.status()).state is BackendState.STARTING
 
 
 def _worth_telling(failures: list[Failure]) -> BackendError | GatewayError:

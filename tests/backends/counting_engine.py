@@ -1,4 +1,4 @@
-"""A small real stepped engine: each sequence counts on from the last token of its prompt.
+"""A small real stepped engine: each sequence counts on from the last token that it is given.
 
 No model, no torch. It keeps a waiting queue and a running set, refuses what an engine refuses, ends
 what has run out of time, and can be told to be slow or to break, so that everything around an
@@ -59,6 +59,11 @@ class _Sequence:
     deadline_s: float
     num_generated: int = 0
 
+    @property
+    def is_first(self) -> bool:
+        """Whether nothing was told of it yet."""
+        return self.num_generated == len(self.request.output_token_ids)
+
 
 class CountingEngine:
     def __init__(self, options: Options) -> None:
@@ -112,8 +117,10 @@ class CountingEngine:
                 journal.write(msgspec.json.encode(request) + b"\n")
         offset = request.sampling.seed if self._options.starts_from_seed else 0
         timeout_s = math.inf if request.timeout_s is None else request.timeout_s
+        given = request.output_token_ids
+        last_token = given[-1] if given else request.prompt_token_ids[-1] + offset
         self._waiting[request.request_id] = _Sequence(
-            request, request.prompt_token_ids[-1] + offset, self._now_s() + timeout_s
+            request, last_token, self._now_s() + timeout_s, num_generated=len(given)
         )
 
     def abort(self, request_id: str) -> None:
@@ -177,7 +184,7 @@ class CountingEngine:
             raise RuntimeError(f"token {token_id} breaks this engine")
         if token_id == self._options.errors_on_token:
             return SequenceOutput(request_id=request.request_id, error=f"no token {token_id} here")
-        cached_tokens = self._cached_tokens(request) if not sequence.num_generated else None
+        is_first = sequence.is_first
         sequence.num_generated += 1
         self._generation_tokens += 1
         return SequenceOutput(
@@ -186,9 +193,9 @@ class CountingEngine:
                 token_id=token_id, logprob=None if sampling.num_logprobs is None else -0.5
             ),
             finish_reason=self._finish_reason(sequence, token_id),
-            queue_s=0.0 if sequence.num_generated == 1 else None,
-            cached_tokens=cached_tokens,
-            prompt_logprobs=_prompt_logprobs(request) if sequence.num_generated == 1 else None,
+            queue_s=0.0 if is_first else None,
+            cached_tokens=self._cached_tokens(request) if is_first else None,
+            prompt_logprobs=_prompt_logprobs(request) if is_first else None,
         )
 
     def _cached_tokens(self, request: EngineRequest) -> int:

@@ -73,6 +73,16 @@ def chat(text: str = "one two three", **fields: object) -> dict[str, object]:
     return {"model": "echo", "messages": [{"role": "user", "content": text}], **fields}
 
 
+class Plain:
+    """A backend that does no more than it must: it counts no prompts and resumes no answers."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.name = backend.name
+        self.generate = backend.generate
+        self.status = backend.status
+        self.aclose = backend.aclose
+
+
 def echo(name: str, **options: Any) -> EchoBackend:
     return EchoBackend(name, EchoOptions(**options))
 

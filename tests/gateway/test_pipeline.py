@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from backends.base import BackendStatus
+from backends.base import Backend, BackendStatus
 from backends.echo import EchoBackend
 from backends.types import Event, GenerationRequest
 from gateway.stores.redis import RedisStore
-from tests.gateway.serving import CHAT, POLICY, Gateway, chat, echo, gateway_over
+from tests.gateway.serving import CHAT, POLICY, Gateway, Plain, chat, echo, gateway_over
 from tests.valkey import serving_valkey
 
 COMPLETIONS = "/v1/completions"
@@ -105,10 +105,13 @@ async def test_falls_over_before_the_first_token(tmp_path: Path, stream: bool) -
         assert await gateway.used("requests") == 1
 
 
-async def test_does_not_fall_over_after_the_first_token(tmp_path: Path) -> None:
+async def test_an_answer_is_never_begun_again(tmp_path: Path) -> None:
     """R-MIDSTREAM-DUP, S-DONE-ONCE: the text once, one error event, and no [DONE]."""
     second = echo("second")
-    backends = {"first": echo("first", fail_after_tokens=2), "second": second}
+    backends: dict[str, Backend] = {
+        "first": echo("first", fail_after_tokens=2),
+        "second": Plain(second),
+    }
     async with gateway_over(tmp_path, backends) as gateway:
         answer = await gateway.call(CHAT, chat(stream=True))
         events = answer.events()
@@ -143,7 +146,10 @@ async def test_a_backend_that_stalls_before_the_first_token_is_passed_over(tmp_p
 async def test_a_backend_that_stalls_mid_stream_ends_in_a_timeout_event(tmp_path: Path) -> None:
     """R-STALL-MIDSTREAM."""
     policy = POLICY.replace("between_tokens: 2s", "between_tokens: 50ms")
-    backends = {"first": echo("first", token_delay_s=30.0), "second": echo("second")}
+    backends: dict[str, Backend] = {
+        "first": echo("first", token_delay_s=30.0),
+        "second": Plain(echo("second")),
+    }
     async with gateway_over(tmp_path, backends, policy=policy) as gateway:
         answer = await gateway.call(CHAT, chat(stream=True))
         assert answer.events()[-1]["error"]["code"] == "timeout"

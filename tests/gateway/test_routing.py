@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from backends.base import Backend
-from tests.gateway.serving import CHAT, POLICY, chat, echo, gateway_over
+from tests.gateway.serving import CHAT, POLICY, Plain, chat, echo, gateway_over
 
 
 async def test_a_route_by_prompt_length_is_decided_by_the_exact_count(tmp_path: Path) -> None:
@@ -41,20 +40,9 @@ async def test_a_route_may_ask_for_a_header(tmp_path: Path) -> None:
     assert job.response_headers["x-turnout-backend"] == "second"
 
 
-class Uncounted:
-    """A backend with a context of 8 tokens, by its own word, and nothing that counts a prompt."""
-
-    def __init__(self) -> None:
-        self._echo = echo("first", max_model_len=8)
-        self.name = "first"
-        self.generate = self._echo.generate
-        self.status = self._echo.status
-        self.aclose = self._echo.aclose
-
-
 async def test_a_guess_at_a_prompts_length_refuses_nobody(tmp_path: Path) -> None:
     """A backend without a tokenizer says itself what does not fit."""
-    backends: dict[str, Backend] = {"first": Uncounted(), "second": Uncounted()}
+    backends = {name: Plain(echo(name, max_model_len=8)) for name in ("first", "second")}
     async with gateway_over(tmp_path, backends) as gateway:
         fits = await gateway.call(CHAT, chat("a" * 40))
         long = await gateway.call(CHAT, chat("a " * 9))

@@ -90,6 +90,7 @@ def make_request(
     priority: int = 0,
     timeout_s: float | None = None,
     num_prompt_logprobs: int | None = None,
+    outputs: tuple[int, ...] = (),
 ) -> EngineRequest:
     """A greedy request without stops unless told; an int makes a prompt of so many tokens."""
     return EngineRequest(
@@ -111,6 +112,7 @@ def make_request(
         weight=weight,
         priority=priority,
         timeout_s=timeout_s,
+        output_token_ids=outputs,
     )
 
 

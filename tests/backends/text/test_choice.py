@@ -47,6 +47,12 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False)
 
 
+def spelt(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The text a byte at a time."""
+    entries = byte_ids(tokenizer)
+    return [entries[bytes([byte])] for byte in text.encode()]
+
+
 def test_each_token_gives_one_event_in_order(tokenizer: Tokenizer) -> None:
     ids = ids_of(tokenizer, TEXT)
     found = events(tokenizer, ids)
@@ -196,3 +202,51 @@ def test_without_logprobs_none_are_made_up(tokenizer: Tokenizer) -> None:
     token = ChoiceDecoder(tokenizer, index=0).push(SampledToken(token_id=5), None)
     assert token.logprob is None
     assert token.top_logprobs == ()
+
+
+@given(data=st.data(), stops=st.lists(st.text("abF漢 ", min_size=1, max_size=3), max_size=2))
+def test_goes_on_anywhere_as_if_it_had_been_there_from_the_start(
+    tokenizer: Tokenizer, data: st.DataObject, stops: list[str]
+) -> None:
+    text = data.draw(st.text("abF漢🌶 ", min_size=1, max_size=12))
+    ids = data.draw(st.sampled_from([ids_of(tokenizer, text), spelt(tokenizer, text)]))
+    whole = events(tokenizer, ids, stops=tuple(stops))
+    cut = data.draw(st.integers(0, len(whole) - 1))
+    reader_has = joined(whole[:cut])
+    choice = ChoiceDecoder(tokenizer, index=3, stops=StopStrings(tuple(stops)))
+
+    choice.resume(ids[:cut], reader_has)
+
+    rest = [
+        choice.push(SampledToken(token_id=token_id), LENGTH if i == len(ids) - 1 else None)
+        for i, token_id in enumerate(ids[cut : len(whole)], cut)
+    ]
+    assert rest == whole[cut:]
+
+
+@given(data=st.data())
+def test_goes_on_from_another_spelling_with_no_text_lost_or_repeated(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    """The reader may have more than the spelling shows, as when it ends with a stop's beginning."""
+    text = data.draw(st.text("ab漢 ", min_size=2, max_size=12))
+    cut = data.draw(st.integers(1, len(text) - 1))
+    choice = ChoiceDecoder(tokenizer, index=3, stops=StopStrings((text[cut - 1 :] + "!",)))
+
+    choice.resume(ids_of(tokenizer, text[:cut]), text[:cut])
+
+    rest = ids_of(tokenizer, text[cut:])
+    pushed = [
+        choice.push(SampledToken(token_id=token_id), LENGTH if i == len(rest) - 1 else None)
+        for i, token_id in enumerate(rest)
+    ]
+    assert text[:cut] + joined(pushed) == text
+
+
+def test_min_tokens_count_from_the_start_of_the_answer(tokenizer: Tokenizer) -> None:
+    ids = spelt(tokenizer, "abab")
+    choice = ChoiceDecoder(tokenizer, index=0, stops=StopStrings(("ab",)), min_tokens=3)
+    choice.resume(ids[:2], "ab")
+    rest = [choice.push(SampledToken(token_id=token_id), None) for token_id in ids[2:]]
+    assert [token.finish_reason for token in rest] == [None, FinishReason.STOP]
+    assert joined(rest) == ""

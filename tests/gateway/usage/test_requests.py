@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_before_the_first_token_pays_nothing(tmp_path
 
 
 async def test_a_stream_that_breaks_is_charged_up_to_there(tmp_path: Path) -> None:
-    async with gateway_over(tmp_path, pair(fail_after_tokens=2)) as gateway:
+    async with gateway_over(tmp_path, pair(fail_after_tokens=2), policy=SINGLE) as gateway:
         await gateway.call(CHAT, chat(stream=True))
         record = await only_record(gateway)
     assert (record.outcome, record.backend, record.num_attempts) == ("error", "first", 1)
