@@ -2,6 +2,7 @@
 
 BackendError
 ├─ BackendUnavailable       retryable   not started, crashed, refused, reset before the first byte
+│  └─ BackendFailed         retryable   it answered that it cannot: upstream 5xx
 ├─ BackendOverloaded        retryable   queue full, upstream 429/503
 ├─ BackendTimeout           retryable   nothing came before the first token's deadline
 ├─ DeadlineExceeded         —           the request's own time was over before its first token
@@ -9,7 +10,7 @@ BackendError
 │  ├─ PromptTooLong         —           the prompt, or prompt + max_tokens, does not fit
 │  ├─ UnsupportedFeature    —           this backend cannot do what the request asks
 │  └─ NoChatTemplate        —           the model has none: it takes plain prompts only
-├─ BackendProtocolError     —           the other side broke its own protocol
+├─ BackendProtocolError     retryable   the other side broke its own protocol
 └─ StreamInterrupted        —           it died after the first token
 """
 
@@ -30,6 +31,10 @@ class BackendUnavailable(BackendError):
     """The backend is not there (yet, or any more). Nothing was generated."""
 
     retryable = True
+
+
+class BackendFailed(BackendUnavailable):
+    """The backend is there, and says of itself that it failed. Nothing was generated."""
 
 
 class BackendOverloaded(BackendError):
@@ -99,6 +104,8 @@ class NoChatTemplate(BackendRejected):
 
 class BackendProtocolError(BackendError):
     """The engine or upstream sent something it must not."""
+
+    retryable = True
 
 
 class StreamInterrupted(BackendError):

@@ -187,6 +187,8 @@ class GenerationRequest:
     timeout_s: float = math.inf  # from `generate` on: what is not done by then ends as it stands
     cache_salt: str = ""  # the client's own: who sends another shares nothing with this request
     resume: Resumption | None = None  # only for backends that are `Resuming`, and can
+    session: str = ""  # the client's name for requests that have much of their prompts in common
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])  # the client's own, for routing
     extra: Mapping[str, object] = field(
         default_factory=dict[str, object]
     )  # fields no dialect knows

@@ -31,6 +31,7 @@ from gateway.drain import Drain
 from gateway.guard import Guard
 from gateway.policy.load import parse
 from gateway.policy.model import Decision
+from gateway.resilience.traffic import Traffic
 from gateway.stores.memory import MemoryStore
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tracing import Tracing, open_provider
@@ -85,6 +86,8 @@ async def call_of(home: Path, writer: UsageWriter) -> Call:
         metrics=Metrics(),
         tracing=Tracing(open_provider({})),
         drain=Drain(1.0),
+        traffic=Traffic(),
+        sleep=asyncio.sleep,
         monotonic=time.monotonic,
         wall_clock=time.time,
         body_limit_bytes=1,

@@ -37,6 +37,7 @@ from gateway.health import take_stock
 from gateway.middleware import PublicCors, RequestId, TidyPath
 from gateway.policy.load import load
 from gateway.policy.model import BackendConfig, Policy
+from gateway.resilience.traffic import Traffic
 from gateway.routes import build_routes
 from gateway.stores.opening import open_store
 from gateway.telemetry.all_workers import PUBLISH_S, files_of
@@ -125,6 +126,8 @@ async def open_services(
             metrics=metrics,
             tracing=tracing,
             drain=drain,
+            traffic=Traffic(),
+            sleep=asyncio.sleep,
             monotonic=time.monotonic,
             wall_clock=time.time,
             body_limit_bytes=settings.body_limit_bytes,

@@ -34,6 +34,10 @@ from gateway.errors import (
     UpstreamTimeout,
 )
 from gateway.policy.model import Decision, Timeouts
+from gateway.resilience.breaker import End
+from gateway.resilience.failures import FAILURES, Failure, is_backends_fault, kind_of
+from gateway.resilience.retry import retrying
+from gateway.resilience.traffic import Ticket
 from gateway.resumption import AnswerSoFar
 from gateway.stores.base import Spend
 from gateway.telemetry import tracing
@@ -49,17 +53,24 @@ looks at its clock between two steps, and then still has to tell us. A step of S
 
 CUT_OFF = "This server shut down before the answer was complete."
 
+MIN_TIMEOUT_S = 0.001  # of a request whose time ran out since it was looked at
+
 Events = AsyncGenerator[Event, None]
 
-Failure = BackendError | UpstreamTimeout
-"""What another attempt may make good."""
+
+class PassedOver(BackendOverloaded):
+    """A backend that was not asked: another is, whatever `fail_over_on` says."""
 
 
-class AllowanceUsedUp(BackendOverloaded):
+class AllowanceUsedUp(PassedOver):
     """Too little is left of our own allowance at a backend.
 
     `retry_after_s` is infinite if the request needs more than all of it; the cause says how much.
     """
+
+
+class CircuitOpen(PassedOver):
+    """A backend has failed so often that it is left alone for a while."""
 
 
 async def attempts(
@@ -69,53 +80,103 @@ async def attempts(
 
     Raises:
         BackendError: what cut the answer, if nobody can go on with it. If there was none: the last
-            failure, or if all allowances were used up, the shortest wait.
+            failure, or if no backend was asked, the shortest wait.
         GatewayError: likewise; or it is larger than every allowance.
     """
-    timeouts = timeouts_of(decision)
     so_far = AnswerSoFar(request)
     failures: list[Failure] = []
     cut: Failure | None = None  # what ended the last attempt that gave anything
     for name in decision.attempts:
         backend = call.services.backends[name]
-        left_s = timeouts.total_s - call.elapsed_s()
         rest = so_far.rest_for(backend)
-        if left_s <= 0.0:
+        if _left_s(call, decision) <= 0.0:
             break
         if rest is None:
             continue
-        call.start_attempt(name)
         so_far.begin(backend)
         num_before = so_far.num_tokens
-        timed = replace(rest, timeout_s=left_s - min(left_s * MARGIN_SHARE, MAX_MARGIN_S))
         try:
-            async with (
-                _allowance(call, name, most),
-                aclosing(_attempt(call, name, timed, timeouts)) as events,
-            ):
+            async with aclosing(_tries(call, name, rest, decision, most)) as events:
                 async for event in events:
                     call.count(event)
                     so_far.add(event)
                     yield event
             return
-        except (BackendError, UpstreamTimeout) as error:
-            if so_far.num_tokens > num_before:
-                cut = error
-            elif cut is None and not (isinstance(error, BackendError) and error.retryable):
+        except FAILURES as error:
+            has_begun = so_far.num_tokens > num_before
+            is_over = not _fails_over(error, decision, has_begun=has_begun)
+            if is_over and (has_begun or cut is None):
                 raise
+            if has_begun:
+                cut = error
             log.warning("attempt on %s failed: %s", name, error.message)
             failures.append(error)
     raise cut or _worth_telling(failures)
+
+
+def _fails_over(error: Failure, decision: Decision, *, has_begun: bool) -> bool:
+    """Whether the route goes on to the next backend after such a failure."""
+    if isinstance(error, PassedOver):
+        return True
+    return kind_of(error, has_begun=has_begun) in decision.fail_over_on
+
+
+async def _tries(
+    call: Call, name: str, request: GenerationRequest, decision: Decision, most: Spend
+) -> Events:
+    """One backend's events. While nothing has come, it may be asked more than once."""
+    services, retry = call.services, decision.retry
+    if retry.num_attempts == 1:
+        async with aclosing(_try(call, name, request, decision, most)) as events:
+            async for event in events:
+                yield event
+        return
+    has_begun = False
+    budget = services.traffic.budget(services.policy.backends[name])
+    budget.deposit(retry.budget)
+    tries = retrying(
+        retry,
+        budget,
+        left_s=_left_s(call, decision),
+        has_begun=lambda: has_begun,
+        sleep=services.sleep,
+        seed=call.stamp.seed,
+    )
+    async for one in tries:
+        with one:
+            async with aclosing(_try(call, name, request, decision, most)) as events:
+                async for event in events:
+                    has_begun = True
+                    yield event
+
+
+async def _try(
+    call: Call, name: str, request: GenerationRequest, decision: Decision, most: Spend
+) -> Events:
+    """One attempt, within our allowance there."""
+    call.start_attempt(name)
+    left_s = max(_left_s(call, decision), MIN_TIMEOUT_S)
+    timed = replace(request, timeout_s=left_s - min(left_s * MARGIN_SHARE, MAX_MARGIN_S))
+    async with (
+        _allowance(call, name, most),
+        aclosing(_attempt(call, name, timed, timeouts_of(decision))) as events,
+    ):
+        async for event in events:
+            yield event
+
+
+def _left_s(call: Call, decision: Decision) -> float:
+    return timeouts_of(decision).total_s - call.elapsed_s()
 
 
 def _worth_telling(failures: list[Failure]) -> BackendError | GatewayError:
     """What becomes of a request that nobody answered."""
     if not failures:
         return DeadlineExceeded("the request's time was over before an attempt")
-    used_up = [one for one in failures if isinstance(one, AllowanceUsedUp)]
-    if len(used_up) < len(failures):
-        return [one for one in failures if not isinstance(one, AllowanceUsedUp)][-1]
-    soonest = min(used_up, key=lambda one: one.retry_after_s)
+    passed_over = [one for one in failures if isinstance(one, PassedOver)]
+    if len(passed_over) < len(failures):
+        return [one for one in failures if not isinstance(one, PassedOver)][-1]
+    soonest = min(passed_over, key=lambda one: one.retry_after_s)
     cause = soonest.__cause__
     return cause if isinstance(cause, InvalidRequest) else soonest
 
@@ -160,39 +221,68 @@ async def _allowance(call: Call, name: str, most: Spend) -> AsyncGenerator[None]
 async def _attempt(call: Call, name: str, request: GenerationRequest, timeouts: Timeouts) -> Events:
     """One backend's events under the route's timeouts, with a span of its own."""
     services = call.services
+    ticket = _ticket(services, name)
     span = services.tracing.attempt_span(call.span, call.endpoint, name, request.model)
-    outcome = tracing.CLIENT_DISCONNECT
-    deadline_s = call.arrived_s + timeouts.total_s
-    limit_s = timeouts.first_token_s
+    outcome, end = tracing.CLIENT_DISCONNECT, End.SILENTLY
     last: Event | None = None
     try:
         async with aclosing(services.backends[name].generate(request)) as events:
-            while True:
-                now_s = services.monotonic()
-                left_s = min(limit_s, deadline_s - now_s, services.drain.remaining_s(now_s))
-                try:
-                    async with asyncio.timeout(max(left_s, 0.0)):
-                        event = await anext(events)
-                except StopAsyncIteration:
-                    break
+            async for event in _in_time(call, name, events, timeouts):
+                if last is None:
+                    services.traffic.note_first_token(ticket, services.monotonic())
                 last = event
                 yield event
-                limit_s = timeouts.between_tokens_s
         if not isinstance(last, Finished):
             raise BackendProtocolError(f"backend {name} ended without finishing")
-        outcome = "complete"
-    except TimeoutError as error:
-        outcome = "timeout"
-        raise _timeout_error(services, name, limit_s, has_begun=last is not None) from error
-    except BackendError as error:
-        outcome = type(error).__name__
+        outcome, end = "complete", End.WELL
+    except (BackendError, GatewayError) as error:
+        is_timeout = isinstance(error, BackendTimeout | UpstreamTimeout)
+        outcome = "timeout" if is_timeout else type(error).__name__
+        if isinstance(error, FAILURES) and is_backends_fault(error, has_begun=last is not None):
+            end = End.BADLY
         raise
     finally:
+        luck = (call.stamp.seed >> 11) / 2**53
+        services.traffic.end(ticket, end, services.monotonic(), luck)
         services.metrics.attempts.labels(name, outcome).inc()
         if outcome != "complete":
             tracing.fail(span, outcome, ours=outcome != tracing.CLIENT_DISCONNECT)
         span.set_attribute(tracing.OUTPUT_TOKENS, call.completion_tokens)
         span.end()
+
+
+def _ticket(services: Services, name: str) -> Ticket:
+    """Leave to ask a backend.
+
+    Raises:
+        CircuitOpen: it was left alone in the meantime, or somebody else is its probe.
+    """
+    config, now_s = services.policy.backends[name], services.monotonic()
+    ticket = services.traffic.begin(config, now_s)
+    if ticket is None:
+        services.metrics.attempts.labels(name, "circuit_open").inc()
+        wait_s = services.traffic.wait_s([config], now_s)
+        raise CircuitOpen(f"backend {name} failed of late; try again later", retry_after_s=wait_s)
+    return ticket
+
+
+async def _in_time(call: Call, name: str, events: Events, timeouts: Timeouts) -> Events:
+    """The events, each within the time that the phase, the request and the server have."""
+    services = call.services
+    deadline_s = call.arrived_s + timeouts.total_s
+    limit_s, has_begun = timeouts.first_token_s, False
+    while True:
+        now_s = services.monotonic()
+        left_s = min(limit_s, deadline_s - now_s, services.drain.remaining_s(now_s))
+        try:
+            async with asyncio.timeout(max(left_s, 0.0)):
+                event = await anext(events)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            raise _timeout_error(services, name, limit_s, has_begun=has_begun) from error
+        yield event
+        limit_s, has_begun = timeouts.between_tokens_s, True
 
 
 def _timeout_error(

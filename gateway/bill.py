@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gateway.call import Call, Share
 from gateway.policy.model import Decision, Policy
-from gateway.policy.prices import Price
+from gateway.policy.prices import dearest
 from gateway.stores.base import Spend
 from gateway.tenancy.tenants import Principal
 from gateway.usage.record import UsageRecord
@@ -113,14 +113,7 @@ def dearest_micros(
     policy: Policy, decision: Decision, prompt_tokens: int, output_tokens: int
 ) -> int:
     """The most a request may cost: one backend may begin, and the dearest go on."""
-    prices = [
-        price for name in decision.attempts if (price := policy.backends[name].price) is not None
-    ]
-    dearest = Price(
-        input=max((price.input for price in prices), default=0),
-        cached=0,
-        output=max((price.output for price in prices), default=0),
-    )
-    return dearest.cost_micros(
+    price = dearest(policy.backends[name].price for name in decision.attempts)
+    return price.cost_micros(
         prompt_tokens=prompt_tokens, cached_tokens=0, completion_tokens=output_tokens
     )

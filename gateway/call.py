@@ -6,7 +6,7 @@ Decides nothing and sends nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from gateway.errors import Draining, GatewayError, ServerError
 from gateway.guard import Guard
 from gateway.networks import Network
 from gateway.policy.model import Decision, Policy
+from gateway.resilience.traffic import Traffic
 from gateway.stores.base import LimitStore
 from gateway.telemetry import tracing
 from gateway.telemetry.metrics import OTHER, Metrics
@@ -50,6 +51,8 @@ class Services:
     metrics: Metrics
     tracing: Tracing
     drain: Drain
+    traffic: Traffic
+    sleep: Callable[[float], Awaitable[None]]
     monotonic: Callable[[], float]
     wall_clock: Callable[[], float]
     body_limit_bytes: int

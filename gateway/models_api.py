@@ -24,7 +24,8 @@ from gateway.dialects.tokenize import parse_tokenize, tokenize_error
 from gateway.errors import GatewayError, ModelNotFound, UnsupportedValue, from_backend
 from gateway.health import services_of
 from gateway.policy.decide import allowed_models, reachable_backends
-from gateway.policy.model import Facts, Policy, Route
+from gateway.policy.match import Facts
+from gateway.policy.model import Policy, Route
 from gateway.tenancy.key_rules import KeyScope
 from gateway.tenancy.tenants import Principal
 
@@ -134,12 +135,13 @@ async def _card(services: Services, name: str) -> ModelCard:
 
 async def _status_behind(services: Services, model: str) -> BackendStatus:
     """The word of the backend that serves a model first, by the policy's order of routes."""
-    return await services.backends[_first_route(services.policy, model).use].status()
+    first = next(iter(_first_route(services.policy, model).shares))
+    return await services.backends[first].status()
 
 
 def _first_route(policy: Policy, model: str) -> Route:
     for route in policy.routes:
-        if not route.match.models or model in route.match.models:
+        if route.match.models is None or route.match.models.hold(model):
             return route
     return policy.routes[0]
 

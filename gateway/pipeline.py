@@ -39,8 +39,10 @@ from gateway.errors import (
 )
 from gateway.estimate import estimate_tokens
 from gateway.policy.decide import decide, reachable_backends
-from gateway.policy.model import Decision, Facts, Reject, RejectReason
+from gateway.policy.match import Facts
+from gateway.policy.model import Decision, RejectReason
 from gateway.responses import EventStream, WatchedSend, run_while_connected, send_reply
+from gateway.session import session_of
 from gateway.stores.base import Spend
 from gateway.tenancy.key_rules import KeyScope
 from gateway.tenancy.limits import claims_for, rate_headers
@@ -190,7 +192,8 @@ async def _route(
 ) -> tuple[Decision, int]:
     """Where it goes, and how many tokens its prompts have: exactly, if a tokenizer is at hand."""
     services = call.services
-    health = {name: (await backend.status()).state for name, backend in services.backends.items()}
+    policy = services.policy
+    states = {name: (await backend.status()).state for name, backend in services.backends.items()}
     facts = Facts(
         tenant=principal.tenant.name,
         plan=principal.tenant.plan,
@@ -198,12 +201,19 @@ async def _route(
         endpoint=call.endpoint,
         stream=request.stream,
         headers=call.headers_asked_for,
+        tags=request.tags,
+        max_tokens=None if request.max_tokens == UNLIMITED_TOKENS else request.max_tokens,
+        num_choices=request.num_choices,
+        time_s=services.wall_clock(),
+        session=session_of(request, call.headers_asked_for) if policy.has_affinity else "",
         key_models=principal.rules.models,
     )
     prompt_tokens = await _count_tokens(call, facts, request)
-    decision = decide(services.policy, replace(facts, prompt_tokens=prompt_tokens), health)
+    facts = replace(facts, prompt_tokens=prompt_tokens)
+    health = services.traffic.health(policy.backends, states, services.monotonic())
+    decision = decide(policy, facts, health, seed=call.stamp.seed)
     if decision.reject is not None:
-        raise rejection(decision.reject, request.model)
+        raise rejection(services, decision, request.model)
     call.decision = decision
     return decision, estimate_tokens(request.prompts) if prompt_tokens is None else prompt_tokens
 
@@ -218,11 +228,16 @@ async def _count_tokens(call: Call, facts: Facts, request: GenerationRequest) ->
     return None
 
 
-def rejection(reject: Reject, model: str) -> GatewayError:
+def rejection(services: Services, decision: Decision, model: str) -> GatewayError:
     """What the client is told of a decision that sends its request nowhere."""
-    match reject.reason:
+    assert decision.reject is not None  # that is what it is asked for
+    match decision.reject.reason:
         case RejectReason.NO_BACKEND:
-            return Overloaded(reject.message)
+            open_until_s = services.traffic.wait_s(
+                (services.policy.backends[name] for name, _ in decision.rejected_candidates),
+                services.monotonic(),
+            )
+            return Overloaded(decision.reject.message, retry_after_s=max(open_until_s, 1.0))
         case _:  # a tenant is not told whether a model exists that it may not use
             return ModelNotFound(model)
 

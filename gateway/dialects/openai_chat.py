@@ -142,6 +142,8 @@ def _request(fields: ChatBody, stamp: Stamp, extra: Document) -> GenerationReque
         include_stop_str=fields.include_stop_str_in_output,
         stream=fields.stream,
         cache_salt=fields.cache_salt or "",
+        session=fields.prompt_cache_key,
+        tags=fields.metadata,
         extra=extra,
     )
 

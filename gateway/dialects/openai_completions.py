@@ -76,6 +76,8 @@ class OpenAICompletions:
                 include_stop_str=fields.include_stop_str_in_output,
                 stream=fields.stream,
                 cache_salt=fields.cache_salt or "",
+                session=fields.prompt_cache_key,
+                tags=fields.metadata,
                 extra=unknown_fields(document, CompletionBody, IGNORED, COMPLETIONS_UNBUILT),
             ),
             created_s=stamp.created_s,

@@ -34,8 +34,8 @@ TokenId = Annotated[int, Field(ge=0, le=_MAX_INT32)]
 IGNORED = frozenset(
     {
         # Bookkeeping of OpenAI's platform; this server keeps nothing.
-        "user", "store", "metadata", "service_tier", "safety_identifier", "moderation",
-        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "request_id",
+        "user", "store", "service_tier", "safety_identifier", "moderation",
+        "prompt_cache_retention", "prompt_cache_options", "request_id",
         "session_id",
         # Hints that a model or scheduler may follow or not; priority is the tenant's plan's.
         "parallel_tool_calls", "verbosity", "prediction", "reasoning_effort", "include_reasoning",
@@ -108,6 +108,13 @@ StopStrings = Annotated[
 ]
 
 
+# OpenAI's own bounds. They are kept from backends: policies may match them.
+Tags = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+
+
 class StreamOptions(Body):
     """`stream_options`; without `stream` it means nothing and is accepted, as by OpenAI's SDK."""
 
@@ -146,6 +153,8 @@ class GenerationFields(Body):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    prompt_cache_key: Annotated[str, Field(max_length=MAX_CACHE_SALT_CHARS)] = ""
+    metadata: Tags = Field(default_factory=dict[str, str])
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     use_beam_search: bool = False
     length_penalty: Annotated[float, Field(ge=-10, le=10)] = 1.0

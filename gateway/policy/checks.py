@@ -6,10 +6,12 @@ a single earlier route takes all it asks for, not when several do so together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-from gateway.policy.decide import allowed_models, glob_matches
-from gateway.policy.model import LimitUse, Match, Policy, Route
+from gateway.policy.cover import covers, may_meet
+from gateway.policy.decide import allowed_models
+from gateway.policy.match import Match, Names
+from gateway.policy.model import LimitUse, Policy, Route
 from gateway.policy.problems import Problem, Span
 from gateway.policy.yaml_nodes import Node, Path
 
@@ -18,6 +20,7 @@ def whole_policy_problems(policy: Policy, root: Node) -> list[Problem]:
     """Rules that never act, models that lead nowhere, limits nothing fits into."""
     return [
         *_unreachable_routes(policy, root),
+        *_useless_fallbacks(policy, root),
         *_models_without_route(policy, root),
         *_limits_below_estimate(policy, root),
         *_limits_of_nobody(policy, root),
@@ -29,7 +32,7 @@ def whole_policy_problems(policy: Policy, root: Node) -> list[Problem]:
 def _unreachable_routes(policy: Policy, root: Node) -> Iterator[Problem]:
     for index, route in enumerate(policy.routes):
         for earlier_index, earlier in enumerate(policy.routes[:index]):
-            if _covers(policy, earlier.match, route.match):
+            if covers(policy, earlier.match, route.match):
                 yield Problem(
                     code="unreachable-route",
                     message=f"no request reaches route '{route.name}': "
@@ -39,6 +42,20 @@ def _unreachable_routes(policy: Policy, root: Node) -> Iterator[Problem]:
                     hint="put it first, or narrow the other",
                 )
                 break
+
+
+def _useless_fallbacks(policy: Policy, root: Node) -> Iterator[Problem]:
+    """Those whose condition excludes all that the route matches."""
+    for index, route in enumerate(policy.routes):
+        for number, fallback in enumerate(route.fallback):
+            if not may_meet(policy, route.match, fallback.when):
+                yield Problem(
+                    code="fallback-not-allowed",
+                    message=f"no request of route '{route.name}' may go to '{fallback.backend}': "
+                    "the fallback's condition excludes all that the route matches",
+                    span=_span(root, ("routes", index, "fallback", number)),
+                    hint="widen 'when', or leave the fallback out",
+                )
 
 
 def _models_without_route(policy: Policy, root: Node) -> Iterator[Problem]:
@@ -122,17 +139,17 @@ def _backends_under(policy: Policy, use: LimitUse) -> tuple[str, ...]:
     if kind == "plan":
         models = allowed_models(policy, name)
         routes = (route for model in models for route in _routes_of(policy, model, name))
-    found = (backend for route in routes for backend in (route.use, *route.fallback))
+    found = (backend for route in routes for backend in route.backends)
     return tuple(dict.fromkeys(found))
 
 
 def _routes_of(policy: Policy, model: str, plan: str) -> Iterator[Route]:
     """Those that may take a request for a model of somebody on a plan: up to one that takes all."""
-    every_request = Match(models=(model,), plans=(plan,))
+    every_request = Match(models=Names((model,)), plans=Names((plan,)))
     for route in policy.routes:
         if _serves(route, model, plan):
             yield route
-            if _covers(policy, route.match, every_request):
+            if covers(policy, route.match, every_request):
                 return
 
 
@@ -148,64 +165,11 @@ def _deadlines_too_short(policy: Policy, root: Node) -> Iterator[Problem]:
             )
 
 
-def _covers(policy: Policy, earlier: Match, later: Match) -> bool:
-    """Whether every request that `later` matches is matched by `earlier` too."""
-    return (  # cheap questions first: this is asked of every pair of routes
-        earlier.stream in (None, later.stream)
-        and _patterns_cover(earlier.tenants, later.tenants)
-        and (not earlier.endpoints or _within(later.endpoints, earlier.endpoints))
-        and _headers_cover(earlier, later)
-        and _range_covers(earlier, later)
-        and _names(policy.models, later.models) <= _names(policy.models, earlier.models)
-        and _names(policy.plans, later.plans) <= _names(policy.plans, earlier.plans)
-    )
-
-
-def _names(known: Iterable[str], patterns: Sequence[str]) -> frozenset[str]:
-    """The known names that the patterns select; no pattern selects all."""
-    return frozenset(
-        name for name in known if not patterns or any(glob_matches(each, name) for each in patterns)
-    )
-
-
-def _patterns_cover(earlier: Sequence[str], later: Sequence[str]) -> bool:
-    """Taking a later pattern for a text is sound: its `*` can only be met by an earlier `*`."""
-    if not earlier or "*" in earlier:
-        return True
-    return bool(later) and all(
-        any(glob_matches(pattern, text) for pattern in earlier) for text in later
-    )
-
-
-def _headers_cover(earlier: Match, later: Match) -> bool:
-    """Whoever asks for a header asks for its presence, too."""
-    asked = dict(later.headers)
-    return all(
-        name in asked and _patterns_cover(values, asked[name]) for name, values in earlier.headers
-    )
-
-
-def _within(later: Sequence[str], earlier: Sequence[str]) -> bool:
-    return bool(later) and set(later) <= set(earlier)
-
-
-def _range_covers(earlier: Match, later: Match) -> bool:
-    low, high = earlier.min_prompt_tokens, earlier.max_prompt_tokens
-    if low is None and high is None:
-        return True
-    if later.min_prompt_tokens is None and later.max_prompt_tokens is None:
-        return False  # it also takes prompts that nobody could count
-    later_low = later.min_prompt_tokens or 0
-    return (low is None or later_low >= low) and (
-        high is None or (later.max_prompt_tokens is not None and later.max_prompt_tokens <= high)
-    )
-
-
 def _serves(route: Route, model: str, plan: str) -> bool:
     match = route.match
     return all(
-        not patterns or any(glob_matches(each, name) for each in patterns)
-        for patterns, name in ((match.models, model), (match.plans, plan))
+        names is None or names.hold(name)
+        for names, name in ((match.models, model), (match.plans, plan))
     )
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from backends.base import BackendState
+from gateway.policy.match import EVERYTHING, Match
 from gateway.policy.prices import Price
+
+FAIL_OVER_ON = ("connect", "timeout", "429", "5xx", "cut")
+"""Kinds of failures. "cut" is any after the answer has begun: another backend goes on with it."""
 
 
 class Rate(NamedTuple):
@@ -58,6 +61,13 @@ class LimitUse(NamedTuple):
     place: str  # "plan:NAME" | "route:NAME" | "backend:NAME"
 
 
+class BreakerRule(NamedTuple):
+    """After how many failures in a row a backend is left alone, and for how long at first."""
+
+    failures: int
+    cooldown_s: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendConfig:
     """One entry of `backends:`.
@@ -71,6 +81,7 @@ class BackendConfig:
     options: Mapping[str, str | int | float | bool]
     price: Price | None = None  # None: what it answers is counted, and not charged
     limits: tuple[Limit, ...] = ()  # our own allowance there
+    breaker: BreakerRule | None = None  # None: an engine of ours, whose process is watched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,23 +104,6 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
-    """The facts a route asks for; all must hold, an empty tuple asks nothing.
-
-    Values may be globs.
-    """
-
-    models: tuple[str, ...] = ()
-    tenants: tuple[str, ...] = ()
-    plans: tuple[str, ...] = ()
-    endpoints: tuple[str, ...] = ()  # "chat" | "completions" | "generate"
-    stream: bool | None = None
-    headers: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (name, values); it has to be there
-    min_prompt_tokens: int | None = None  # inclusive
-    max_prompt_tokens: int | None = None  # inclusive
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
     """Per phase and in total, in seconds."""
 
@@ -118,16 +112,43 @@ class Timeouts:
     total_s: float
 
 
+class Retry(NamedTuple):
+    """How often one backend is asked before the next is."""
+
+    num_attempts: int = 1
+    budget: float = 0.1  # repeated attempts, as a share of first ones
+
+
+ONCE = Retry()
+
+
+class Fallback(NamedTuple):
+    """A backend that is tried after those that a route is for, and for which requests it is."""
+
+    backend: str
+    when: Match = EVERYTHING
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A rule: requests that match go to `use`, then to the fallbacks in order."""
+    """A rule: requests that match go to one of `shares`, then to the fallbacks in order."""
 
     name: str
     match: Match
-    use: str
-    fallback: tuple[str, ...]
+    shares: Mapping[str, float]  # by backend; of a pool they are equal
+    balance: str = ""  # of a pool: "least_busy" | "p2c" | "latency" | "cost"; else drawn by share
+    has_affinity: bool = False  # whether requests of one session keep their backend
+    fallback: tuple[Fallback, ...]
+    fail_over_on: frozenset[str]  # some of FAIL_OVER_ON
+    retry: Retry
     timeouts: Timeouts
     limits: tuple[Limit, ...] = ()
+    priority: int | None = None  # in place of the plan's
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """All that a request may be sent to, each once."""
+        return tuple(dict.fromkeys((*self.shares, *(one.backend for one in self.fallback))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,23 +161,28 @@ class Policy:
     default_model: str
     plans: Mapping[str, Plan]
     routes: tuple[Route, ...]
-    header_names: frozenset[str]  # that routes ask for, in lower case
+    header_names: frozenset[str]  # that routes and fallbacks ask for, in lower case
+    has_affinity: bool  # whether some route asks for sessions
     estimate_output_tokens: int  # reserved when the client sends no max_tokens
     currency: str = ""  # of all prices; "" if there may be none
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What is known of a request when it is routed."""
+class LimitCheck(NamedTuple):
+    """One counter of a limit, held against what a request may take at most."""
 
-    tenant: str
-    plan: str
-    model: str  # as the client wrote it; "" when the dialect has none
-    endpoint: str
-    stream: bool
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])  # by name, in lower case
-    prompt_tokens: int | None = None  # None: nobody could count them exactly
-    key_models: tuple[str, ...] = ("*",)  # globs: the key's own list, which narrows the plan's
+    limit: str
+    place: str  # as in LimitUse
+    dimension: (
+        str  # "requests" | "input_tokens" | "output_tokens" | "tokens" | "cost" | "concurrent"
+    )
+    used: int  # of money in millionths, as all of these
+    asked: int
+    amount: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the request may have it."""
+        return self.used + self.asked <= self.amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +194,11 @@ class Decision:
     route: str = ""
     attempts: tuple[str, ...] = ()  # backend names, in the order to try them
     timeouts: Timeouts | None = None
+    fail_over_on: frozenset[str] = frozenset()
+    retry: Retry = ONCE
     limits: tuple[LimitUse, ...] = ()  # the plan's and the route's
-    priority: int = 0  # the plan's
+    limits_checked: tuple[LimitCheck, ...] = ()  # where the usage was given
+    priority: int = 0  # the route's, or the plan's
     weight: float = 1.0  # the plan's
     rejected_candidates: tuple[tuple[str, str], ...] = ()  # (backend, why)
     trace: tuple[tuple[str, str], ...] = ()  # (route, "matched" | the first key that did not hold)
@@ -184,6 +213,7 @@ class RejectReason(enum.Enum):
     UNKNOWN_PLAN = "unknown_plan"
     NO_ROUTE = "no_route"
     NO_BACKEND = "no_backend"
+    LIMIT = "limit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +222,4 @@ class Reject:
 
     reason: RejectReason
     message: str
-
-
-Health = Mapping[str, BackendState]
+    limit: str = ""  # that has too little left

@@ -7,6 +7,7 @@ once, to the nearest micro-unit, half up; a request is off by half a micro-unit 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MICROS = 1_000_000
@@ -29,3 +30,14 @@ class Price:
             + completion_tokens * self.output
         )
         return (exact + MICROS // 2) // MICROS
+
+
+def dearest(prices: Iterable[Price | None]) -> Price:
+    """The most that an answer may cost, of which one backend may begin, and the dearest go on.
+
+    Nothing is taken to be cached. A backend without a price costs nothing.
+    """
+    given = [price for price in prices if price is not None]
+    input_micros = max((price.input for price in given), default=0)
+    output_micros = max((price.output for price in given), default=0)
+    return Price(input=input_micros, cached=input_micros, output=output_micros)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 # what YAML 1.2 takes for a line break, and two more that PyYAML counts as one
@@ -17,11 +17,15 @@ _NUMBER_WIDTH = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A stretch of one line: line and column count from 1, `width` in characters."""
+    """A stretch of one line: line and column count from 1, `width` in characters.
+
+    `file` is empty in the policy's main file.
+    """
 
     line: int
     column: int
     width: int = 1
+    file: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,29 +45,50 @@ class Problem:
 
 
 class PolicyError(Exception):
-    """A policy file cannot be used. Holds every problem found; as text, one block for each."""
+    """A policy cannot be used. Holds every problem found; as text, one block for each.
 
-    def __init__(self, file_name: str, text: str, problems: Iterable[Problem]) -> None:
+    `included` are the texts of other files that it is made of.
+    """
+
+    def __init__(
+        self,
+        file_name: str,
+        text: str,
+        problems: Iterable[Problem],
+        included: Mapping[str, str] | None = None,
+    ) -> None:
         self.file_name = file_name
         self.problems: tuple[Problem, ...] = tuple(
-            sorted(problems, key=lambda problem: (problem.span.line, problem.span.column))
+            sorted(
+                problems,
+                key=lambda each: (each.span.file, each.span.line, each.span.column),
+            )
         )
-        lines = _LINE_BREAK.split(text)
+        texts = {"": text, **(included or {})}
+        lines = {name: _LINE_BREAK.split(each) for name, each in texts.items()}
         super().__init__("\n\n".join(_block(file_name, lines, each) for each in self.problems))
+
+    def file_of(self, problem: Problem) -> str:
+        """The name of the file that a problem is in."""
+        return problem.span.file or self.file_name
 
 
 class Refusal(ValueError):
     """A value that cannot be used, raised where its place is not known.
 
-    Whoever knows the place turns it into a `Problem`. `write` is the value to write instead.
+    Whoever knows the place turns it into a `Problem`. `write` is the value to write instead, `key`
+    the one that is at fault, if the value is a map.
     """
 
-    def __init__(self, code: str, message: str, *, hint: str = "", write: str = "") -> None:
+    def __init__(
+        self, code: str, message: str, *, hint: str = "", write: str = "", key: str = ""
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.hint = hint
         self.write = write
+        self.key = key
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -81,12 +106,14 @@ def did_you_mean(suggestion: str) -> str:
     return f"did you mean '{suggestion}'?" if suggestion else ""
 
 
-def _block(file_name: str, lines: Sequence[str], problem: Problem) -> str:
-    span = problem.span
-    rows = [f"{file_name}:{span.line}:{span.column}  error[{problem.code}]  {problem.message}"]
-    if problem.also is not None:
-        rows += _excerpt(lines, problem.also, "first here")
-    rows += _excerpt(lines, span, problem.hint)
+def _block(file_name: str, lines: Mapping[str, Sequence[str]], problem: Problem) -> str:
+    span, also = problem.span, problem.also
+    place = f"{span.file or file_name}:{span.line}:{span.column}"
+    rows = [f"{place}  error[{problem.code}]  {problem.message}"]
+    if also is not None:
+        elsewhere = f", in {also.file or file_name}" if also.file != span.file else ""
+        rows += _excerpt(lines[also.file], also, f"first here{elsewhere}")
+    rows += _excerpt(lines[span.file], span, problem.hint)
     if problem.write:
         rows.append(f"  write: {problem.write}")
     return "\n".join(rows)

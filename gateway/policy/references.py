@@ -7,9 +7,9 @@ one entry does not hide a misspelt name in another.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gateway.policy.decide import glob_matches
+from gateway.policy.match import glob_matches
 from gateway.policy.problems import Problem, Span, did_you_mean, nearest
 from gateway.policy.yaml_nodes import Node
 
@@ -38,12 +38,12 @@ def _references(root: Node) -> Iterator[_Reference]:
         yield from _named(backend, "limits", "limits")
     for route in _routes(root):
         yield from _named(route, "limits", "limits")
-        yield from _named(route, "use", "backends")
-        yield from _named(route, "fallback", "backends")
-        match = route.get("match")
-        if match is not None:
-            yield from _named(match, "model", "models", globs=True)
-            yield from _named(match, "plan", "plans", globs=True)
+        for node in _backends(route):
+            own_key = "use" if node is route.get("use") else ""
+            yield _Reference(node=node, section="backends", key=own_key, globs=False)
+        for match in _matches(route):
+            yield from _matched(match, "model", "models")
+            yield from _matched(match, "plan", "plans")
     defaults = root.get("defaults")
     if defaults is not None:
         yield from _named(defaults, "model", "models")
@@ -54,6 +54,15 @@ def _named(entry: Node, key: str, section: str, *, globs: bool = False) -> Itera
     for node in _texts(value):
         own_key = key if node is value else ""
         yield _Reference(node=node, section=section, key=own_key, globs=globs)
+
+
+def _matched(match: Node, key: str, section: str) -> Iterator[_Reference]:
+    """What a route asks of a fact: `x`, `[x, y]` or `{not: x}`."""
+    value = match.get(key)
+    negated = value.get("not") if value is not None else None
+    for node in _texts(negated or value):
+        own_key = key if node is value else ""
+        yield _Reference(node=node, section=section, key=own_key, globs=True)
 
 
 def _unknown(root: Node, reference: _Reference) -> Problem | None:
@@ -92,9 +101,17 @@ def _repeated_items(root: Node) -> Iterator[Problem]:
         yield from _repeats(_texts(backend.get("limits")), "a limit of this backend")
     for route in _routes(root):
         yield from _repeats(_texts(route.get("limits")), "a limit of this route")
-        backends = [*_texts(route.get("use")), *_texts(route.get("fallback"))]
         message = "an attempt of this route, and each backend is tried once"
-        yield from _repeats(backends, message, code="fallback-cycle")
+        yield from _repeats(_repeatable(route), message, code="fallback-cycle")
+
+
+def _repeatable(route: Node) -> list[Node]:
+    """Backends of which none may come twice. A fallback may name one of a split, which it then is
+    for the requests that were drawn for another.
+    """
+    used, pool, split = route.get("use"), route.get("pool"), route.get("split")
+    first = [] if split is not None else [*_texts(used), *_texts(pool)]
+    return [*first, *_fallbacks(route)]
 
 
 def _repeats(
@@ -130,6 +147,32 @@ def _entries(root: Node, section: str) -> Mapping[str, Node]:
 def _routes(root: Node) -> Sequence[Node]:
     node = root.get("routes")
     return node.items() if node is not None else ()
+
+
+def _backends(route: Node) -> list[Node]:
+    """Every place where a route names one; the keys of a split stand for themselves."""
+    split = route.get("split")
+    drawn = split.entries().items() if split is not None else ()
+    return [
+        *_texts(route.get("use")),
+        *(replace(node, value=name, span=node.key_span or node.span) for name, node in drawn),
+        *_texts(route.get("pool")),
+        *_fallbacks(route),
+    ]
+
+
+def _fallbacks(route: Node) -> list[Node]:
+    """The names, also of those that have a condition."""
+    fallback = route.get("fallback")
+    items = fallback.items() if fallback is not None else ()
+    return [node for item in items for node in _texts(item.get("use") or item)]
+
+
+def _matches(route: Node) -> list[Node]:
+    """What the route matches, and the conditions of its fallbacks."""
+    fallback = route.get("fallback")
+    items = fallback.items() if fallback is not None else ()
+    return [*filter(None, (route.get("match"), *(item.get("when") for item in items)))]
 
 
 def _texts(node: Node | None) -> list[Node]:

@@ -6,9 +6,11 @@ The one module that knows both the schema and the tree of positions.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from gateway.policy.problems import Problem, Refusal, Span, did_you_mean, nearest
@@ -66,11 +68,12 @@ def _problem(root: Node, error: ErrorDetails) -> Problem:
 
 
 def _as_written(root: Node, path: Path) -> Path:
-    """Without the index that a single value gets where a list of one is meant."""
+    """Without the steps into a list or a map that a single value stands for."""
     written: list[str | int] = []
     node: Node | None = root
     for step in path:
-        if node and isinstance(step, int) and not isinstance(node.value, tuple):
+        kind = tuple if isinstance(step, int) else Mapping
+        if node and step != "[key]" and not isinstance(node.value, kind):
             continue
         written.append(step)
         node = node.get(step) if node else None
@@ -108,7 +111,9 @@ def _missing_key(root: Node, path: Path) -> Problem:
 
 def _refused(root: Node, path: Path, refusal: Refusal) -> Problem:
     whole_entry = refusal.code == "missing-key"
-    names_the_key = refusal.code == "not-supported-yet"
+    names_the_key = refusal.code == "not-supported-yet" or refusal.key
+    if refusal.key:
+        path = (*path, refusal.key)
     node = root.at(path)
     write = refusal.write
     if write and not whole_entry:
@@ -172,28 +177,38 @@ def _key_span(root: Node, path: Path) -> Span:
 
 def _keys_at(path: Path) -> tuple[str, ...]:
     """The keys that the schema knows for the map at `path`."""
-    model = _model_at(path)
-    return tuple(model.model_fields) if model else ()
+    return tuple(_fields_at(path))
 
 
 def _example(path: Path) -> str:
     """What the schema suggests to write for the key at `path`."""
-    model = _model_at(path[:-1])
-    field = model.model_fields.get(str(path[-1])) if model and path else None
+    field = _fields_at(path[:-1]).get(str(path[-1])) if path else None
     return str(field.examples[0]) if field and field.examples else ""
 
 
-def _model_at(path: Path) -> type[BaseModel] | None:
-    """The pydantic model that describes the map at `path`."""
-    model: type[BaseModel] | None = PolicyFile
+def _fields_at(path: Path) -> dict[str, FieldInfo]:
+    """What the schema knows of the map at `path`, by the keys as they are written."""
+    fields = _fields_of(PolicyFile)
     steps = iter(path)
     for step in steps:
-        field = model.model_fields.get(str(step)) if model else None
+        field = fields.get(str(step))
         annotation = field.annotation if field else None
-        model = _model_in(annotation)
-        if get_origin(annotation) in (list, dict):
+        fields = _fields_of(_model_in(annotation))
+        if _is_collection(annotation):
             next(steps, None)  # an index under `routes:`, a name under `backends:`
-    return model
+    return fields
+
+
+def _fields_of(model: type[BaseModel] | None) -> dict[str, FieldInfo]:
+    fields = model.model_fields if model else {}
+    return {field.alias or name: field for name, field in fields.items()}
+
+
+def _is_collection(annotation: object) -> bool:
+    """Whether there is a list or a map of names outside of the first model in it."""
+    if get_origin(annotation) in (list, dict):
+        return True
+    return not isinstance(annotation, type) and any(map(_is_collection, get_args(annotation)))
 
 
 def _model_in(annotation: object) -> type[BaseModel] | None:

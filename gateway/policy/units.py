@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import cast
 from zoneinfo import available_timezones
 
+from gateway.policy.match import MINUTES_A_DAY
 from gateway.policy.model import Rate, Reset
 from gateway.policy.prices import MICROS
 from gateway.policy.problems import Refusal, did_you_mean, nearest
@@ -24,7 +25,7 @@ MAX_PRICE = 1_000_000  # per million tokens: with six decimals, 13 digits, of wh
 
 MULTIPLIERS: Mapping[str, int] = {"": 1, "k": 1_000, "M": 1_000_000}
 WINDOWS_S: Mapping[str, int] = {"s": 1, "min": 60, "h": 3600}
-DURATIONS_MS: Mapping[str, int] = {"ms": 1, "s": 1_000, "m": 60_000}
+DURATIONS_MS: Mapping[str, int] = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 PERIODS = ("day", "month")
 
@@ -38,10 +39,13 @@ _NEAR_WINDOWS = {
     "hr": "h", "hour": "h", "hours": "h", "H": "h",
     "d": "day", "days": "day", "D": "day", "mo": "month", "months": "month",
 }  # fmt: skip
+_SHARE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%?")
+_CLOCK = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
 _NEAR_DURATIONS = {
     "msec": "ms", "millis": "ms", "milliseconds": "ms",
     "sec": "s", "secs": "s", "second": "s", "seconds": "s", "S": "s",
     "min": "m", "mins": "m", "minute": "m", "minutes": "m", "M": "m",
+    "hr": "h", "hour": "h", "hours": "h", "H": "h",
 }  # fmt: skip
 
 
@@ -129,11 +133,36 @@ def parse_reset(value: object) -> Reset:
     if found is None:
         message = f"{value} is not a time of day and a time zone"
         raise Refusal("bad-value", message, write='"00:00 Europe/Berlin"')
-    zone = found[3] or "UTC"
+    return Reset(int(found[1]), int(found[2]), parse_zone(found[3] or "UTC"))
+
+
+def parse_zone(value: object) -> str:
+    """`Europe/Berlin`: a name of the time zone database.
+
+    Raises:
+        Refusal: bad-value.
+    """
+    zone = str(value)
     if zone != "UTC" and zone not in available_timezones():
         hint = did_you_mean(nearest(zone, available_timezones()))
-        raise Refusal("bad-value", f"'{zone}' is no time zone here", hint=hint)
-    return Reset(int(found[1]), int(found[2]), zone)
+        message = f"'{zone}' is no time zone here"
+        raise Refusal("bad-value", message, hint=hint, write="" if hint else "Europe/Berlin")
+    return zone
+
+
+def parse_clock(value: object) -> int:
+    """`06:30` as the minute of the day; `24:00` is its end.
+
+    Raises:
+        Refusal: bad-value.
+    """
+    text = str(value).strip()
+    if text == "24:00":
+        return MINUTES_A_DAY
+    found = _CLOCK.fullmatch(text)
+    if found is None:
+        raise Refusal("bad-value", f"{value} is not a time of day", write='"06:30"')
+    return int(found[1]) * 60 + int(found[2])
 
 
 def parse_duration(value: object) -> float:
@@ -166,6 +195,31 @@ def parse_weight(value: object) -> float:
         message = f"{value} is not a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
         raise Refusal("bad-value", message, write="1")
     return weight
+
+
+def parse_share(value: object) -> float:
+    """`90`, of a split, or `90%`: over 0, and 100 at most.
+
+    Raises:
+        Refusal: bad-value.
+    """
+    number = None if isinstance(value, bool) else _SHARE.fullmatch(str(value).strip())
+    share = float(number[1]) if number else 0.0
+    if not 0 < share <= 100:
+        raise Refusal("bad-value", f"{value} is not a share over 0 and up to 100", write="10")
+    return share
+
+
+def parse_percent(value: object) -> float:
+    """`10%` or `0.5%` as 0.1 or 0.005: over 0%, and 100% at most.
+
+    Raises:
+        Refusal: missing-unit, bad-value.
+    """
+    share = parse_share(value)
+    if not str(value).strip().endswith("%"):
+        raise Refusal("missing-unit", f"{value} has no unit", write=f"{value}%")
+    return share / 100
 
 
 def parse_price(value: object) -> int:

@@ -82,21 +82,25 @@ class Node:
         return self.value if isinstance(self.value, str) else None
 
 
-def read(text: str) -> tuple[Node | None, list[Problem]]:
-    """The tree, and what is wrong with the YAML itself. Without a tree there is a problem."""
+def read(text: str, file: str = "") -> tuple[Node | None, list[Problem]]:
+    """The tree, and what is wrong with the YAML itself. Without a tree there is a problem.
+
+    `file` is the name that places in it have, if it is not the policy's main file.
+    """
+    start = Span(line=1, column=1, file=file)
     try:
-        refused = list(_refused_events(text))
+        refused = list(_refused_events(text, start))
         if refused:
             return None, refused
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = _loader(text, file).get_single_node()
     except yaml.MarkedYAMLError as error:
-        return None, [_syntax(error)]
+        return None, [_syntax(error, start)]
     except ReaderError as error:
-        span = _span_of_index(text, error.position)
+        span = replace(_span_of_index(text, error.position), file=file)
         return None, [Problem(code="syntax", message="not a character YAML allows", span=span)]
     if root is None:
         message = "the file is empty; a policy starts with its version"
-        empty = Problem(code="syntax", message=message, span=_START, write="version: 1")
+        empty = Problem(code="syntax", message=message, span=start, write="version: 1")
         return None, [empty]
     reader = _Reader(text)
     return reader.convert(root), reader.problems
@@ -119,16 +123,19 @@ def core_scalar(text: str) -> Scalar:
     return text
 
 
-_START = Span(line=1, column=1)
+def _loader(text: str, file: str) -> yaml.SafeLoader:
+    loader = yaml.SafeLoader(text)
+    loader.name = file  # which every mark then has
+    return loader
 
 
-def _refused_events(text: str) -> Iterator[Problem]:
+def _refused_events(text: str, start: Span) -> Iterator[Problem]:
     """Tags, wherever they stand, and nesting that would overflow the stack (it ends the search)."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         depth += isinstance(event, CollectionStartEvent) - isinstance(event, CollectionEndEvent)
         mark = event.start_mark
-        span = Span(line=mark.line + 1, column=mark.column + 1) if mark else _START
+        span = replace(start, line=mark.line + 1, column=mark.column + 1) if mark else start
         if isinstance(event, ScalarEvent | CollectionStartEvent) and event.tag is not None:
             message = "a word that starts with '!' is a tag to YAML, and tags are not used here"
             yield Problem(code="syntax", message=message, span=span, hint="put it in quotes")
@@ -216,7 +223,11 @@ class _Reader:
 def _span(node: yaml.Node) -> Span:
     start, end = node.start_mark, node.end_mark
     width = end.column - start.column if start.line == end.line else 1
-    return Span(line=start.line + 1, column=start.column + 1, width=max(1, width))
+    return replace(_span_of_mark(start), width=max(1, width))
+
+
+def _span_of_mark(mark: yaml.Mark) -> Span:
+    return Span(line=mark.line + 1, column=mark.column + 1, file=mark.name)
 
 
 def _span_of_index(text: str, index: int) -> Span:
@@ -224,8 +235,8 @@ def _span_of_index(text: str, index: int) -> Span:
     return Span(line=before.count("\n") + 1, column=index - (before.rfind("\n") + 1) + 1)
 
 
-def _syntax(error: yaml.MarkedYAMLError) -> Problem:
+def _syntax(error: yaml.MarkedYAMLError, start: Span) -> Problem:
     mark = error.problem_mark or error.context_mark
-    span = Span(line=mark.line + 1, column=mark.column + 1) if mark else _START
+    span = replace(start, line=mark.line + 1, column=mark.column + 1) if mark else start
     context = f" {error.context}" if error.context else ""
     return Problem(code="syntax", message=f"not YAML{context}: {error.problem}", span=span)

@@ -27,6 +27,7 @@ from gateway.drain import Drain
 from gateway.guard import Guard
 from gateway.networks import Network
 from gateway.policy.load import parse
+from gateway.resilience.traffic import Traffic
 from gateway.stores.base import LimitStore
 from gateway.stores.memory import MemoryStore
 from gateway.telemetry.metrics import Metrics
@@ -255,6 +256,8 @@ async def gateway_over(
             metrics=Metrics(),
             tracing=tracing,
             drain=Drain(1.0),
+            traffic=Traffic(),
+            sleep=asyncio.sleep,
             monotonic=time.monotonic,
             wall_clock=time.time,
             body_limit_bytes=100_000,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from backends.base import BackendState
+from gateway.policy.choose import BackendHealth, Health
 from gateway.policy.load import parse
-from gateway.policy.model import Facts, Policy
+from gateway.policy.match import Facts
+from gateway.policy.model import Policy
 from gateway.policy.problems import PolicyError, Problem
 
 TEXT = """\
@@ -70,6 +73,11 @@ def facts(
         headers=headers or {},
         prompt_tokens=prompt_tokens,
     )
+
+
+def health_of(**states: BackendState) -> Health:
+    """By backend, and none of them busy."""
+    return {name: BackendHealth(state) for name, state in states.items()}
 
 
 def problems_after(old: str, new: str) -> tuple[Problem, ...]:

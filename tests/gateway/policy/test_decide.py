@@ -6,19 +6,20 @@ import pytest
 from hypothesis import given, strategies as st
 
 from backends.base import BackendState
+from gateway.policy.choose import Health
 from gateway.policy.decide import (
     allowed_models,
     decide,
-    glob_matches,
     reachable_backends,
     resolve_model,
 )
 from gateway.policy.load import parse
-from gateway.policy.model import Facts, Health, Policy, RejectReason, Timeouts
-from tests.gateway.policy.examples import TEXT, facts, policy
+from gateway.policy.match import Facts, glob_matches
+from gateway.policy.model import Policy, RejectReason, Timeouts
+from tests.gateway.policy.examples import TEXT, facts, health_of, policy
 
 READY, STARTING, DOWN = BackendState.READY, BackendState.STARTING, BackendState.DOWN
-ALL_READY: Health = {"small": READY, "spare": READY, "large": READY}
+ALL_READY = health_of(small=READY, spare=READY, large=READY)
 
 
 def reject_reason(given_facts: Facts, health: Health = ALL_READY) -> RejectReason | None:
@@ -66,10 +67,10 @@ def test_routes_by_the_facts(given_facts: Facts, route: str) -> None:
     ("health", "attempts", "rejected"),
     [
         (ALL_READY, ("small", "spare", "large"), ()),
-        ({**ALL_READY, "small": DOWN}, ("spare", "large"), (("small", "down"),)),
-        ({**ALL_READY, "small": STARTING}, ("spare", "large", "small"), ()),
+        ({**ALL_READY, **health_of(small=DOWN)}, ("spare", "large"), (("small", "down"),)),
+        ({**ALL_READY, **health_of(small=STARTING)}, ("spare", "large", "small"), ()),
         (
-            {"small": STARTING, "spare": STARTING},
+            health_of(small=STARTING, spare=STARTING),
             ("small", "spare"),
             (("large", "nobody reports on it"),),
         ),
@@ -84,7 +85,7 @@ def test_tries_ready_backends_in_order_then_starting_ones(
 
 
 def test_refuses_when_every_backend_of_the_route_is_down() -> None:
-    decision = decide(policy(), facts(), {"spare": DOWN})
+    decision = decide(policy(), facts(), health_of(spare=DOWN))
     assert decision.reject is not None
     assert decision.reject.reason is RejectReason.NO_BACKEND
     assert decision.route == "chat-default"
@@ -254,10 +255,13 @@ ANY_HEALTH = st.dictionaries(
 
 @given(ANY_FACTS, ANY_HEALTH)
 def test_decides_on_any_facts_and_only_for_what_is_allowed(
-    given_facts: Facts, health: dict[str, BackendState]
+    given_facts: Facts, states: dict[str, BackendState]
 ) -> None:
+    health = health_of(**states)
     decision = decide(COMPILED, given_facts, health)
-    assert decision == decide(COMPILED, given_facts, dict(reversed(health.items())))
+    assert decision == decide(
+        COMPILED, given_facts, {name: health[name] for name in reversed([*health])}
+    )
     assert decision.decision_id.startswith(COMPILED.digest)
     assert bool(decision.attempts) is (decision.reject is None)
     if decision.route:
@@ -271,11 +275,11 @@ def assert_is_by_the_book(
 ) -> None:
     decision = decide(compiled, given_facts, health)
     (route,) = [route for route in compiled.routes if route.name == route_name]
-    candidates = (route.use, *route.fallback)
+    candidates = route.backends
     rejected = tuple(name for name, _ in decision.rejected_candidates)
     assert sorted([*decision.attempts, *rejected]) == sorted(candidates)
-    assert all(health[name] is not DOWN for name in decision.attempts)
-    states = [health[name] for name in decision.attempts]
+    assert all(health[name].state is not DOWN for name in decision.attempts)
+    states = [health[name].state for name in decision.attempts]
     assert states == sorted(states, key=[READY, STARTING].index)
     assert all(outcome != "matched" for _, outcome in decision.trace[:-1])
     assert decision.trace[-1] == (route_name, "matched")
@@ -329,7 +333,7 @@ routes:
     )
     assert compiled.header_names == {"x-job", "x-trace"}
     asked = facts(plan="p", model="m", headers=headers)
-    decision = decide(compiled, asked, {"a": READY})
+    decision = decide(compiled, asked, health_of(a=READY))
     assert decision.route == route
     assert decision.trace[-1] == (route, "matched")
     assert ("jobs", "header") in decision.trace or route == "jobs"

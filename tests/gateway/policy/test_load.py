@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gateway.policy.load import DEFAULT_TIMEOUTS, load, parse
-from gateway.policy.model import Limit, Match, Rate, Timeouts
+from gateway.policy.compile import DEFAULT_TIMEOUTS
+from gateway.policy.load import load, parse
+from gateway.policy.match import EVERYTHING, Match, Names, Range
+from gateway.policy.model import Limit, Rate, Timeouts
 from gateway.policy.problems import PolicyError
 from tests.gateway.policy.examples import TEXT, error_of, policy, problems_after, problems_in
 
@@ -32,9 +34,9 @@ def test_compiles_plans_with_their_limits_resolved() -> None:
 
 def test_compiles_matches_with_inclusive_bounds() -> None:
     long_prompts, acme, *_ = policy().routes
-    assert long_prompts.match == Match(models=("chat",), min_prompt_tokens=8001)
-    assert acme.match.tenants == ("acme-*",)
-    assert acme.match.endpoints == ("chat", "completions")
+    assert long_prompts.match == Match(models=Names(("chat",)), prompt_tokens=Range(8001, None))
+    assert acme.match.tenants == Names(("acme-*",))
+    assert acme.match.endpoints == Names(("chat", "completions"))
     assert acme.match.stream is True
 
 
@@ -46,7 +48,7 @@ def test_compiles_ranges_of_prompt_tokens(
     written: str, bounds: tuple[int | None, int | None]
 ) -> None:
     match = parse(TEXT.replace("{over: 8k}", written), "p").routes[0].match
-    assert (match.min_prompt_tokens, match.max_prompt_tokens) == bounds
+    assert match.prompt_tokens == bounds
 
 
 def test_a_route_takes_the_timeouts_it_does_not_say_from_the_defaults() -> None:
@@ -63,7 +65,7 @@ def test_fills_what_a_minimal_policy_leaves_out() -> None:
     )
     assert minimal.default_model == "m"
     assert minimal.routes[0].timeouts == DEFAULT_TIMEOUTS
-    assert minimal.routes[0].match == Match()
+    assert minimal.routes[0].match == EVERYTHING
     assert minimal.plans["p"].limits == ()
     assert minimal.estimate_output_tokens == 512
 

@@ -13,13 +13,13 @@ from gateway.app import backend_spec
 from gateway.config import Settings
 from gateway.policy.decide import decide
 from gateway.policy.load import load
-from gateway.policy.model import Facts
-from tests.gateway.policy.examples import facts
+from gateway.policy.match import Facts
+from tests.gateway.policy.examples import facts, health_of
 
 ROOT = Path(__file__).parents[3]
 POLICY = load(ROOT / "policies/three-engines.yaml")
 ENGINES = ("native", "batcher", "static")
-ALL_READY = dict.fromkeys(ENGINES, BackendState.READY)
+ALL_READY = health_of(**dict.fromkeys(ENGINES, BackendState.READY))
 PLANS = ("demo", "pro", "bulk")
 
 
@@ -47,7 +47,7 @@ def test_goes_where_plan_prompt_and_header_say(
 
 @pytest.mark.parametrize("down", ENGINES)
 def test_goes_on_with_another_engine_when_its_own_is_down(down: str) -> None:
-    health = {**ALL_READY, down: BackendState.DOWN}
+    health = {**ALL_READY, **health_of(**{down: BackendState.DOWN})}
     jobs = decide(POLICY, facts(plan="demo", headers={"x-job": "1"}), health)
     assert jobs.attempts[0] == ("batcher" if down == "static" else "static")
     bulk = decide(POLICY, facts(plan="bulk"), health)

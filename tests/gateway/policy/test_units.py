@@ -119,7 +119,7 @@ def test_a_price_is_read_as_it_was_written_to_the_last_decimal(micros: int) -> N
         (parse_duration, 30, "missing-unit", "30s"),
         (parse_duration, "0.5", "missing-unit", "0.5s"),
         (parse_duration, "5min", "bad-unit", "5m"),
-        (parse_duration, "1h", "bad-unit", ""),
+        (parse_duration, "1d", "bad-unit", ""),
         (parse_duration, "0s", "bad-value", ""),
         (parse_duration, "12:30", "bad-value", ""),
         (parse_duration, [1], "bad-value", ""),
