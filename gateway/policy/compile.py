@@ -100,7 +100,8 @@ def _breaker(entry: BackendEntry) -> BreakerRule | None:
     """One of our own engines says itself when it cannot work; others have one unless it is set."""
     if entry.breaker is not None:
         return BreakerRule(entry.breaker.failures, entry.breaker.cooldown)
-    return DEFAULT_BREAKER if entry.engine in _REMOTE else None
+    engine: str = entry.engine
+    return DEFAULT_BREAKER if engine in _REMOTE else None
 
 
 def _limit(name: str, entry: LimitEntry, defaults: DefaultsEntry) -> Limit:

@@ -23,8 +23,10 @@ def with_included(
     texts: dict[str, str] = {}
     problems: list[Problem] = []
     for item in include.items() if include is not None else ():
-        found = included(item.text) if item.text else {}
-        if item.text and not found:
+        if item.text is None:
+            continue  # which is the schema's business
+        found = included(item.text)
+        if not found:
             message = f"no file fits '{item.text}'"
             hint = "a path is seen from the folder of this file"
             problems.append(Problem(code="unknown-ref", message=message, span=item.span, hint=hint))

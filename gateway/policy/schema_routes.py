@@ -35,7 +35,7 @@ _ROUNDING = 1e-6
 
 def _names(value: object) -> object:
     """`x`, `[x, y]` and `{not: x}` are all of one shape."""
-    return value if isinstance(value, dict) else {"any": value}
+    return cast(object, value) if isinstance(value, dict) else {"any": value}
 
 
 def _fallback(value: object) -> object:

@@ -129,7 +129,8 @@ class FastChatBackend:
         except TimeoutError:
             raise DeadlineExceeded("the request's time was over before its first token") from None
         except BackendError as error:
-            if error.retryable and plan is not None and plan.has_token:
+            is_lost = error.retryable and not isinstance(error, BackendProtocolError)
+            if is_lost and plan is not None and plan.has_token:
                 raise StreamInterrupted(error.message) from error
             raise
         finally:

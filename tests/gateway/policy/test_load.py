@@ -77,7 +77,7 @@ def test_the_digest_is_that_of_the_file(tmp_path: Path) -> None:
     assert load(path).routes == policy().routes
 
 
-@pytest.mark.parametrize("name", ["default.yaml", "echo.yaml", "fastchat.yaml"])
+@pytest.mark.parametrize("name", ["default.yaml", "echo.yaml", "fastchat.yaml", "routing.yaml"])
 def test_the_policies_that_ship_are_good(name: str) -> None:
     shipped = load(POLICIES / name)
     assert shipped.default_model in shipped.models
