@@ -11,7 +11,7 @@ import json
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -86,11 +86,15 @@ class IdentityProvider:
         key: ProviderKey | None = None,
         *,
         algorithm: str = "",
-        header: dict[str, Any] | None = None,
+        header: Mapping[str, Any] | None = None,
         now_s: float | None = None,
+        odd_claims: Mapping[str, object] | None = None,
         **claims: object,
     ) -> str:
-        """A token for tenant acme, good for 5 minutes. A claim that is None is left out."""
+        """A token for tenant acme, good for 5 minutes. A claim that is None is left out.
+
+        odd_claims: those whose names are none of Python's.
+        """
         key = key or self.keys[0]
         now_s = time.time() if now_s is None else now_s
         whole = {
@@ -101,6 +105,7 @@ class IdentityProvider:
             "exp": int(now_s) + 300,
             "tenant": "acme",
             **claims,
+            **(odd_claims or {}),
         }
         return jwt.encode(
             {name: value for name, value in whole.items() if value is not None},
