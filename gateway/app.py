@@ -45,7 +45,7 @@ from gateway.telemetry.tgi_metrics import TGI_ENGINE
 from gateway.telemetry.tracing import Tracing, open_provider
 from gateway.tenancy.database import open_directory
 from gateway.tenancy.leases import Leases
-from gateway.tenancy.oidc.tokens import open_tokens
+from gateway.tenancy.oidc.tokens import open_token_check
 from gateway.usage.carrier import Outbox, UsageCarrier
 from gateway.usage.retention import delete_old
 from gateway.usage.store import UsageStore
@@ -109,8 +109,8 @@ async def open_services(
         )
         directory = await open_directory(settings)
         stack.push_async_callback(directory.aclose)
-        tokens = await stack.enter_async_context(
-            open_tokens(settings.oidc, directory, policy.plans.keys())
+        token_check = await stack.enter_async_context(
+            open_token_check(settings.oidc, directory, policy.plans.keys())
         )
         backends: dict[str, Backend] = {}
         for config in policy.backends.values():
@@ -135,7 +135,7 @@ async def open_services(
             body_timeout_s=settings.body_timeout_s,
             keep_alive_s=settings.keep_alive_s,
             trusted_proxies=settings.trusted_proxies,
-            tokens=tokens,
+            token_check=token_check,
         )
         if settings.workers > 1:
             await stack.enter_async_context(publishing(services))

@@ -32,10 +32,10 @@ async def authenticate(services: Services, scope: Scope, needed: KeyScope) -> Pr
     """
     address = address_of(services, scope)
     authorization, x_api_key = credentials_of(scope)
-    token = token_of(authorization, x_api_key) if services.tokens is not None else None
-    if services.tokens is not None and token is not None:
+    token = token_of(authorization, x_api_key) if services.token_check is not None else None
+    if services.token_check is not None and token is not None:
         with services.guard.proof(Door.PUBLIC, address):
-            principal = await services.tokens.authenticate(token, now_s=services.wall_clock())
+            principal = await services.token_check.authenticate(token, now_s=services.wall_clock())
     else:
         with services.guard.attempt(Door.PUBLIC, address, (*authorization, *x_api_key)):
             secret = bearer(authorization, x_api_key)

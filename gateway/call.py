@@ -57,7 +57,7 @@ class Services:
     body_timeout_s: float
     keep_alive_s: float
     trusted_proxies: tuple[Network, ...] = ()
-    tokens: TokenCheck | None = None  # None: keys alone open anything
+    token_check: TokenCheck | None = None  # None: keys alone open anything
 
 
 class Share(NamedTuple):

@@ -34,7 +34,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tracing import Tracing
 from gateway.tenancy.database import Directory
 from gateway.tenancy.leases import Leases
-from gateway.tenancy.oidc.tokens import open_tokens
+from gateway.tenancy.oidc.tokens import open_token_check
 from gateway.usage.carrier import UsageCarrier
 from gateway.usage.record import UsageRecord
 from gateway.usage.store import Selection, UsageStore
@@ -247,7 +247,9 @@ async def gateway_over(
         for backend in backends.values():
             stack.push_async_callback(backend.aclose)
         rules = parse(policy, "policy.yaml")
-        tokens = await stack.enter_async_context(open_tokens(oidc, directory, rules.plans.keys()))
+        token_check = await stack.enter_async_context(
+            open_token_check(oidc, directory, rules.plans.keys())
+        )
         services = Services(
             policy=rules,
             backends=backends,
@@ -266,7 +268,7 @@ async def gateway_over(
             body_timeout_s=5.0,
             keep_alive_s=keep_alive_s,
             trusted_proxies=trusted_proxies,
-            tokens=tokens,
+            token_check=token_check,
         )
         yield Gateway(
             services=services, store=store, usage=usage, carrier=carrier, spans=spans, key=key

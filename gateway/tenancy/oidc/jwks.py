@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from jwt import PyJWK, PyJWTError
 from jwt.algorithms import AllowedPublicKeys
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -113,7 +114,7 @@ def _parse_key(entry: dict[str, Any]) -> SigningKey:
     algorithms = _algorithms_of(said)
     try:
         key = PyJWK.from_dict(entry, algorithms[0])
-    except PyJWTError as error:
+    except (PyJWTError, UnsupportedAlgorithm) as error:  # the latter by OpenSSL, as it was built
         raise _Unusable(str(error)) from None
     if too_short := key.Algorithm.check_key_length(key.key):
         raise _Unusable(too_short)

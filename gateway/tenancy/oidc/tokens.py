@@ -90,7 +90,7 @@ class TokenCheck:
 
 
 @asynccontextmanager
-async def open_tokens(
+async def open_token_check(
     settings: OidcSettings | None, directory: Directory, plans: Collection[str]
 ) -> AsyncGenerator[TokenCheck | None]:
     """What checks tokens, its keys kept fresh until the block ends; None if none are taken."""

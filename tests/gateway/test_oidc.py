@@ -212,7 +212,7 @@ async def test_without_a_provider_a_token_is_no_key(
     gateway: Gateway, provider: IdentityProvider
 ) -> None:
     """As it was before there were any."""
-    without = replace(gateway, services=replace(gateway.services, tokens=None))
+    without = replace(gateway, services=replace(gateway.services, token_check=None))
     answer = await ask(without, token_by(provider))
     assert answer.status == 401
     assert "which no key is" in answer.text
