@@ -46,6 +46,7 @@ from gateway.telemetry.tgi_metrics import TGI_ENGINE
 from gateway.telemetry.tracing import Tracing, open_provider
 from gateway.tenancy.database import open_directory
 from gateway.tenancy.leases import Leases
+from gateway.tenancy.oidc.tokens import open_token_check
 from gateway.usage.carrier import Outbox, UsageCarrier
 from gateway.usage.retention import delete_old
 from gateway.usage.store import UsageStore
@@ -109,6 +110,9 @@ async def open_services(
         )
         directory = await open_directory(settings)
         stack.push_async_callback(directory.aclose)
+        token_check = await stack.enter_async_context(
+            open_token_check(settings.oidc, directory, policy.plans.keys())
+        )
         backends: dict[str, Backend] = {}
         for config in policy.backends.values():
             backend = await open_backend(backend_spec(config, settings, settings.run_dir))
@@ -134,6 +138,7 @@ async def open_services(
             body_timeout_s=settings.body_timeout_s,
             keep_alive_s=settings.keep_alive_s,
             trusted_proxies=settings.trusted_proxies,
+            token_check=token_check,
         )
         if settings.workers > 1:
             await stack.enter_async_context(publishing(services))

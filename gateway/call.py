@@ -29,6 +29,7 @@ from gateway.telemetry.record import RequestRecord
 from gateway.telemetry.tracing import Tracing
 from gateway.tenancy.database import Directory
 from gateway.tenancy.leases import Lease, Leases
+from gateway.tenancy.oidc.tokens import TokenCheck
 from gateway.tenancy.tenants import Principal
 from gateway.usage.store import UsageStore
 from gateway.usage.writer import UsageWriter
@@ -59,6 +60,7 @@ class Services:
     body_timeout_s: float
     keep_alive_s: float
     trusted_proxies: tuple[Network, ...] = ()
+    token_check: TokenCheck | None = None  # None: keys alone open anything
 
 
 class Share(NamedTuple):

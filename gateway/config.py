@@ -8,17 +8,25 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from gateway.networks import Network, parse_network
+from gateway.networks import Network, is_loopback, parse_network
 
 PREFIX = "TURNOUT_"
+OIDC_PREFIX = "TURNOUT_OIDC_"
 
 Count = int
 """One or more."""
+
+ProviderUrl = str
+"""What `provider_url` lets pass."""
+
+Issuer = str
+"""A `ProviderUrl` that a path can be put behind."""
 
 STORES = ("sqlite", "memory")
 STORE_URL_SCHEMES = ("redis", "rediss", "unix")
@@ -62,6 +70,43 @@ class StoreAddress:
         return self.text.partition("://")[0] if "://" in self.text else ""
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimPath:
+    """Where in a token something stands: `tenant`, or `org.tenant` for what is in an object. A name
+    with a colon is a URI, whose dots are its own: `https://acme.example/tenant`.
+
+    Raises:
+        ValueError: a part of it is empty.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        if not all(self.names):
+            raise ValueError("must be a claim such as tenant, org.tenant or https://acme.example/t")
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """From the outermost object to the innermost."""
+        return (self.text,) if ":" in self.text else tuple(self.text.split("."))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OidcSettings:
+    """The identity provider whose tokens are taken beside keys. The environment variable of each is
+    its name in capitals after `TURNOUT_OIDC_`.
+    """
+
+    issuer: Issuer  # the tokens' `iss`, to the letter
+    audience: str  # their `aud`, or one of it
+    tenant_claim: ClaimPath = ClaimPath("tenant")
+    plan_claim: ClaimPath | None = None  # unset: the tenant's own plan
+    jwks_url: ProviderUrl | None = None  # unset: what the issuer's metadata say
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """All settings. The environment variable of each is its name in capitals after `TURNOUT_`."""
@@ -88,10 +133,12 @@ class Settings:
     log_json: bool = False
     store: StoreAddress = StoreAddress("sqlite")  # where limits are counted
     store_password_file: Path | None = None  # instead of a password in the URL
+    oidc: OidcSettings | None = None  # None: keys alone open anything
 
     def to_environment(self) -> dict[str, str]:
         """The same settings for a child process."""
-        return {PREFIX + one.name.upper(): _write(getattr(self, one.name)) for one in fields(self)}
+        oidc = {} if self.oidc is None else _written(self.oidc, OIDC_PREFIX)
+        return _written(self, PREFIX) | oidc
 
     def to_engine_environment(self) -> dict[str, str]:
         """The same for an engine's process, which counts nothing and asks for no key: what may hold
@@ -110,12 +157,7 @@ def load_settings(environ: Mapping[str, str] = os.environ) -> Settings:
     Raises:
         ConfigError: a variable does not hold what it should.
     """
-    values: dict[str, Any] = {}
-    for one in fields(Settings):
-        name = PREFIX + one.name.upper()
-        if text := environ.get(name, ""):
-            values[one.name] = _read(name, text, _CONVERTERS[str(one.type)])
-    return Settings(**values)
+    return Settings(**_values(Settings, PREFIX, environ), oidc=_load_oidc(environ))
 
 
 def data_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -123,16 +165,82 @@ def data_dir(environ: Mapping[str, str] = os.environ) -> Path:
     return load_settings(environ).home
 
 
+def provider_url(text: str) -> ProviderUrl:
+    """A URL that an identity provider may be asked at: nobody on the way reads or changes it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    parts = urlsplit(text)
+    is_safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname))
+    if not (is_safe and parts.hostname and text.isprintable() and " " not in text):
+        raise ValueError("must be an https:// URL; http:// only to an address such as 127.0.0.1")
+    if "@" in parts.netloc or parts.fragment:
+        raise ValueError("must be a URL without a user, a password and a fragment")
+    return text
+
+
+def _issuer(text: str) -> Issuer:
+    if "?" in text:
+        raise ValueError("must be a URL without a query")
+    return provider_url(text)
+
+
+def _load_oidc(environ: Mapping[str, str]) -> OidcSettings | None:
+    values = _values(OidcSettings, OIDC_PREFIX, environ)
+    if not values:
+        return None
+    for one in fields(OidcSettings):
+        if one.default is MISSING and one.name not in values:
+            given = " and ".join(OIDC_PREFIX + name.upper() for name in values)
+            raise ConfigError(
+                f"{OIDC_PREFIX}{one.name.upper()}: needed with {given}; set it to "
+                f"{_OIDC_NEEDS[one.name]}, or unset all {OIDC_PREFIX}* to take no tokens"
+            )
+    return OidcSettings(**values)
+
+
+_OIDC_NEEDS = {
+    "issuer": "the URL that tokens have as `iss`",
+    "audience": "what the tokens for this gateway have as `aud`",
+}
+
+
+def _values(
+    kind: type[Settings | OidcSettings], prefix: str, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Those of a kind's settings that are set."""
+    values: dict[str, Any] = {}
+    for one in _plain_fields(kind):
+        name = prefix + one.name.upper()
+        if text := environ.get(name, ""):
+            values[one.name] = _read(name, text, _CONVERTERS[str(one.type)])
+    return values
+
+
+def _written(settings: Settings | OidcSettings, prefix: str) -> dict[str, str]:
+    """As `_values` takes them."""
+    return {
+        prefix + one.name.upper(): _write(getattr(settings, one.name))
+        for one in _plain_fields(type(settings))
+    }
+
+
+def _plain_fields(kind: type[Settings | OidcSettings]) -> list[Field[Any]]:
+    """Those that have a variable: a group of settings has a prefix instead."""
+    return [one for one in fields(kind) if one.name != "oidc"]
+
+
 def _read(name: str, text: str, convert: Callable[[str], object]) -> object:
     try:
         return convert(text)
     except ValueError as error:
-        shown = "" if convert is StoreAddress else f"={text!r}"  # which may hold a password
+        shown = "" if convert in _MAY_HOLD_A_PASSWORD else f"={text!r}"
         raise ConfigError(f"{name}{shown}: {error}") from None
 
 
 def _write(
-    value: str | float | Path | timedelta | StoreAddress | tuple[Network, ...] | None,
+    value: str | float | Path | timedelta | StoreAddress | ClaimPath | tuple[Network, ...] | None,
 ) -> str:
     """As `_read` takes it."""
     match value:
@@ -195,9 +303,16 @@ _CONVERTERS: Mapping[str, Callable[[str], object]] = {
     "tuple[Network, ...]": _networks,
     "timedelta | None": _days,
     "StoreAddress": StoreAddress,
+    "Issuer": _issuer,
+    "ProviderUrl | None": provider_url,
+    "ClaimPath": ClaimPath,
+    "ClaimPath | None": ClaimPath,
     "str": str,
     "int": _whole,
     "Count": _count,
     "float": _seconds,
     "bool": _flag,
 }
+
+_MAY_HOLD_A_PASSWORD = (StoreAddress, _issuer, provider_url)
+"""What these read is not repeated in a message."""

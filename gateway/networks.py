@@ -46,6 +46,14 @@ def parse_address(text: str) -> Address | None:
     return address
 
 
+def is_loopback(host: str | None) -> bool:
+    """Whether a URL's host is an address that leads to this machine alone. No name is one: what a
+    name leads to, others decide.
+    """
+    address = parse_address(host) if host else None
+    return address is not None and address.is_loopback
+
+
 def contains(networks: Iterable[Network], address: Address | None) -> bool:
     """Whether an address lies in any of the networks; one that is not known lies in none."""
     return address is not None and any(address in network for network in networks)

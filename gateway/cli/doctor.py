@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gateway.config import Settings, load_settings
+from gateway.config import OidcSettings, Settings, load_settings
 
 if TYPE_CHECKING:
     from gateway.policy.model import Policy
@@ -64,6 +64,8 @@ def examine(settings: Settings) -> Iterator[Finding]:
     yield _compiler()
     yield _home(settings.home)
     yield asyncio.run(_store(settings))
+    if settings.oidc is not None:
+        yield asyncio.run(_identity_provider(settings.oidc))
     yield from _policy_and_models(settings)
     yield _port(settings.host, settings.port)
 
@@ -119,6 +121,20 @@ async def _store(settings: Settings) -> Finding:
     except StoreError as error:
         return Finding(what=what, state="does not answer", remedy=str(error))
     return Finding(what=what, state=f"{settings.store} answers")
+
+
+async def _identity_provider(settings: OidcSettings) -> Finding:
+    # httpx and cryptography are loaded only where there is a provider to ask
+    from gateway.tenancy.oidc.provider import Provider, ProviderError
+
+    what = f"identity provider {settings.issuer}"
+    try:
+        found = await Provider(settings).fetch()
+    except ProviderError as error:
+        return Finding(what=what, state="gives no keys", remedy=str(error))
+    keys = ", ".join(f"{key.kid} ({'/'.join(key.algorithms)})" for key in found.keys.values())
+    ignored = "".join(f"; ignored: {one}" for one in found.ignored)
+    return Finding(what=what, state=f"signs with {keys}{ignored}")
 
 
 def _policy_and_models(settings: Settings) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ from gateway.tenancy.schema import (
     UnknownTenant,
 )
 from gateway.tenancy.storage import SQLITE
+from gateway.tenancy.tenant_check import TenantCheck
 from gateway.tenancy.tenants import KeyRecord, Principal, Tenant, tenant_name_problem
 
 _ANY_USE = KeyRules()
@@ -51,6 +52,7 @@ class Directory:
         self._pepper = pepper
         self._entropy = entropy
         self._check = KeyCheck(engine, pepper)
+        self._tenant_check = TenantCheck(engine)
         self.admin_keys = AdminKeys(engine, pepper, entropy)
 
     @classmethod
@@ -81,6 +83,16 @@ class Directory:
     async def authenticate(self, secret: str, *, now_s: float) -> Principal:
         """Whose key this is; see `KeyCheck.authenticate`."""
         return await self._check.authenticate(secret, now_s=now_s)
+
+    async def active_tenant(self, name: str, *, now_s: float) -> Tenant:
+        """A tenant that is not disabled; see `TenantCheck.active_tenant`."""
+        return await self._tenant_check.active_tenant(name, now_s=now_s)
+
+    def pseudonym(self, text: str) -> str:
+        """16 characters that always stand for this text, and that nobody without the pepper can
+        check a guess against.
+        """
+        return digest(text, self._pepper).hex()[:16]
 
     async def create_tenant(self, name: str, *, plan: str) -> Tenant:
         """Add a tenant.
@@ -170,7 +182,7 @@ class Directory:
             for table in (schema.keys, schema.tenants):  # in this order: keys refer to tenants
                 is_its = table.c.tenant_id == tenant.tenant_id
                 await connection.execute(table.delete().where(is_its))
-        self._check.forget()
+        self._forget()
         return tenant
 
     async def create_key(
@@ -267,7 +279,7 @@ class Directory:
                 await self._insert_key(connection, successor, secret)
         if not is_retired:
             raise _not_to_be_rotated(await self.key(key_id))
-        self._check.forget()
+        self._forget()
         return secret, successor
 
     async def revoke_key(self, key_id: str, *, now_s: float) -> KeyRecord:
@@ -286,7 +298,7 @@ class Directory:
             row = (await connection.execute(statement)).mappings().one_or_none()
         if row is None:
             raise _no_key(key_id)
-        self._check.forget()
+        self._forget()
         return to_record(row)
 
     async def _update_tenant(self, name: str, **values: object) -> Tenant:
@@ -300,7 +312,7 @@ class Directory:
             row = (await connection.execute(statement)).mappings().one_or_none()
         if row is None:
             raise _no_tenant(name)
-        self._check.forget()
+        self._forget()
         return Tenant(**row)
 
     async def _insert_key(
@@ -308,6 +320,11 @@ class Directory:
     ) -> None:
         row = {**record.to_dict(), "digest": digest(secret, self._pepper)}
         await connection.execute(schema.keys.insert().values(row))
+
+    def _forget(self) -> None:
+        """Believe nothing of before: something about keys or tenants has changed."""
+        self._check.forget()
+        self._tenant_check.forget()
 
     async def _rows(self, query: sa.Executable) -> Sequence[sa.RowMapping]:
         async with self._engine.connect() as connection:

@@ -24,6 +24,7 @@ NAMED = re.compile(
         "docs/kernels.md",
         "docs/ledger.md",
         "docs/models.md",
+        "docs/oidc.md",
         "docs/fastchat.md",
         "docs/priority_batcher.md",
         "docs/tenants.md",

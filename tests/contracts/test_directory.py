@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -363,3 +364,51 @@ async def test_a_lost_pepper_is_not_replaced_by_one_that_opens_nothing(
         with pytest.raises(DirectoryError, match="pepper is gone"):
             async with place.opened():
                 pass
+
+
+async def test_a_tenant_is_known_by_its_name_while_it_is_active(directory: Directory) -> None:
+    tenant = await directory.create_tenant("acme", plan="free")
+    assert await directory.active_tenant("acme", now_s=NOW_S) == tenant
+    for stranger in ("nobody", "ACME", "", "a" * 100, "\ud800"):
+        with pytest.raises(Unauthenticated, match="is no tenant here"):
+            await directory.active_tenant(stranger, now_s=NOW_S)
+
+
+async def test_a_disabled_tenant_is_known_by_its_name_within_a_second(
+    directory: Directory, place: Place
+) -> None:
+    """At once where it was disabled."""
+    await directory.create_tenant("acme", plan="free")
+    async with place.opened() as other:
+        for each in (directory, other):
+            await each.active_tenant("acme", now_s=NOW_S)
+        await directory.disable_tenant("acme", now_s=NOW_S)
+        with pytest.raises(Unauthenticated, match="Tenant 'acme' is disabled"):
+            await directory.active_tenant("acme", now_s=NOW_S)
+        await other.active_tenant("acme", now_s=NOW_S + CACHE_TTL_S / 2)
+        with pytest.raises(Unauthenticated, match="Tenant 'acme' is disabled"):
+            await other.active_tenant("acme", now_s=NOW_S + CACHE_TTL_S)
+        await directory.enable_tenant("acme")
+        await other.active_tenant("acme", now_s=NOW_S + CACHE_TTL_S)
+
+
+async def test_a_tenant_that_cannot_be_looked_up_is_not_refused(
+    directory: Directory, place: Place
+) -> None:
+    """What is believed goes on for its second."""
+    await directory.create_tenant("acme", plan="free")
+    await directory.active_tenant("acme", now_s=NOW_S)
+    await place.sql("ALTER TABLE tenants RENAME TO elsewhere")
+    await directory.active_tenant("acme", now_s=NOW_S + CACHE_TTL_S / 2)
+    with pytest.raises(Overloaded):
+        await directory.active_tenant("acme", now_s=NOW_S + CACHE_TTL_S)
+
+
+async def test_a_pseudonym_is_the_same_wherever_the_pepper_is(
+    directory: Directory, place: Place, tmp_path: Path
+) -> None:
+    async with place.opened() as again:
+        assert again.pseudonym("jane") == directory.pseudonym("jane") != again.pseudonym("joe")
+    elsewhere = await Directory.open(tmp_path / "elsewhere")
+    assert elsewhere.pseudonym("jane") != directory.pseudonym("jane")
+    await elsewhere.aclose()

@@ -33,6 +33,13 @@ from gateway.tenancy.keys import ENTROPY_BYTES, PREFIX, mint
 from tests.contracts.postgres import PASSWORD, PostgresServer, postgres_server
 from tests.e2e.leaks import collecting, contents, family, forms, leaks
 from tests.e2e.running import MODEL_FILE, ROOT, Server, serving, stop
+from tests.identity_provider import (
+    AUDIENCE,
+    SUBJECT,
+    IdentityProvider,
+    identity_provider,
+    key_of,
+)
 from tests.valkey import ValkeyServer, serving_valkey
 
 pytestmark = pytest.mark.e2e
@@ -106,6 +113,7 @@ class Life:
     postgres: PostgresServer
     valkey: ValkeyServer
     keys: dict[str, str]
+    tokens: dict[str, str]  # of the identity provider
     evidence: Evidence
 
     def note(self, channel: str, shown: bytes) -> None:
@@ -155,6 +163,7 @@ def evidence(request: pytest.FixtureRequest, postgres: PostgresServer) -> Eviden
             serving_valkey(directory, "--requirepass", STORE_PASSWORD, "--rdbcompression", "no")
         )
         collector = stack.enter_context(collecting())
+        provider = stack.enter_context(identity_provider())
         place = _in_urls if request.param == "passwords in URLs" else _in_files
         environment = place(postgres.new_database(), valkey, directory) | {
             "TURNOUT_LOG_LEVEL": "debug",
@@ -162,6 +171,8 @@ def evidence(request: pytest.FixtureRequest, postgres: PostgresServer) -> Eviden
             "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
             "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{COLLECTOR_TOKEN}",
             "NO_PROXY": "127.0.0.1",
+            "TURNOUT_OIDC_ISSUER": provider.issuer,
+            "TURNOUT_OIDC_AUDIENCE": AUDIENCE,
         }
         server = stack.enter_context(serving(POLICY, **environment))
         life = Life(
@@ -170,6 +181,7 @@ def evidence(request: pytest.FixtureRequest, postgres: PostgresServer) -> Eviden
             postgres=postgres,
             valkey=valkey,
             keys={"the demo tenant's key": server.key},
+            tokens=_tokens(provider),
             evidence=Evidence(secrets={}),
         )
         _live(life)
@@ -179,6 +191,8 @@ def evidence(request: pytest.FixtureRequest, postgres: PostgresServer) -> Eviden
         life.note("spans", b"\n".join(collector.bodies))
         life.evidence.secrets = {
             **{name: key.encode() for name, key in life.keys.items()},
+            **_parts(life.tokens),
+            "who the tokens are for": SUBJECT.encode(),
             "the database's password": PASSWORD.encode(),
             "the store's password": STORE_PASSWORD.encode(),
             "the collector's token": COLLECTOR_TOKEN.encode(),
@@ -204,6 +218,24 @@ def _in_files(database: str, valkey: ValkeyServer, directory: Path) -> dict[str,
         "TURNOUT_DATABASE_PASSWORD_FILE": str(directory / "database"),
         "TURNOUT_STORE": valkey.url,
         "TURNOUT_STORE_PASSWORD_FILE": str(directory / "store"),
+    }
+
+
+def _tokens(provider: IdentityProvider) -> dict[str, str]:
+    stranger = key_of("ES256", "stranger")
+    return {
+        "the good token": provider.token(tenant=SEEN_TENANT, exp=int(time.time()) + 3600),
+        "the expired token": provider.token(tenant=SEEN_TENANT, exp=1),
+        "the stranger's token": provider.token(stranger, tenant=SEEN_TENANT),
+    }
+
+
+def _parts(tokens: dict[str, str]) -> dict[str, bytes]:
+    """What must not be seen of tokens: their claims and signatures, alone too."""
+    return {
+        f"{name}'s {what}": part.encode()
+        for name, token in tokens.items()
+        for what, part in zip(("claims", "signature"), token.split(".")[1:], strict=True)
     }
 
 
@@ -262,6 +294,8 @@ def _chat(model: str = "told", content: str = PROMPT, **fields: object) -> dict[
 
 def _use_well(life: Life) -> None:
     """Prompts and answers are wanted back by who asks: they are no part of the evidence."""
+    with life.server.client(key=life.tokens["the good token"]) as client:
+        assert ANSWER in client.post(CHAT, json=_chat()).text
     client = life.server.client(key=life.keys["the good key"])
     client.headers.update(
         {"x-request-id": SEEN_ID, "traceparent": f"00-{SEEN_TRACE}-5ee05ee05ee05ee0-01"}
@@ -279,10 +313,14 @@ def _use_well(life: Life) -> None:
 def _use_badly(life: Life) -> None:
     """A key in every place where somebody once put one. Asked for are no words of content."""
     harmless = _chat("plain", "hello")
-    good = life.keys["the good key"]
-    for key in life.keys.values():
+    for key in (*life.keys.values(), *life.tokens.values()):
         life.ask("POST", CHAT, [_bearer(key)], {**harmless, "model": SEEN_MODEL})
         life.ask("POST", CHAT, [("x-api-key", key)], {**harmless, "model": SEEN_MODEL})
+    for good in (life.keys["the good key"], life.tokens["the good token"]):
+        _misplace(life, good, harmless)
+
+
+def _misplace(life: Life, good: str, harmless: dict[str, object]) -> None:
     basic = base64.b64encode(f"user:{good}".encode()).decode()
     for headers in (
         [("authorization", f"Basic {basic}")],
@@ -391,6 +429,7 @@ SEEN = {
     "log": (
         SEEN_ID.encode(),
         b"cannot look a key up",
+        b"refused a token",
         b"the limit store",
         b"client_disconnect",
         b"__main__: serving",
@@ -400,7 +439,9 @@ SEEN = {
     "errors": (
         SEEN_MODEL.encode(),
         b"invalid_api_key",
-        b"has expired",
+        b"key has expired",
+        b"token has expired",
+        b"does not publish",
         b"told to fail",
         b"server_is_overloaded",
         b"Invalid HTTP request",
@@ -418,7 +459,7 @@ SEEN = {
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_no_secret_and_no_content_is_shown(evidence: Evidence, channel: str) -> None:
     """Q-KEY-IN-LOGS: at any level, of any kind, in any form; prompts and answers likewise."""
-    assert len(evidence.secrets) == 12
+    assert len(evidence.secrets) == 19
     assert leaks(evidence.shown[channel], evidence.secrets) == []
 
 

@@ -23,6 +23,7 @@ from backends.base import Backend
 from backends.echo import EchoBackend, EchoOptions
 from gateway.app import assemble
 from gateway.call import Services
+from gateway.config import OidcSettings
 from gateway.drain import Drain
 from gateway.guard import Guard
 from gateway.networks import Network
@@ -34,6 +35,7 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.tracing import Tracing
 from gateway.tenancy.database import Directory
 from gateway.tenancy.leases import Leases
+from gateway.tenancy.oidc.tokens import open_token_check
 from gateway.usage.carrier import UsageCarrier
 from gateway.usage.record import UsageRecord
 from gateway.usage.store import Selection, UsageStore
@@ -223,6 +225,7 @@ async def gateway_over(
     usage_capacity: int = 1000,
     guard: Guard | None = None,
     trusted_proxies: tuple[Network, ...] = (),
+    oidc: OidcSettings | None = None,
 ) -> AsyncIterator[Gateway]:
     """A gateway with one tenant on the plan `demo`. Without a `guard` it counts no failures."""
     async with AsyncExitStack() as stack:
@@ -244,8 +247,12 @@ async def gateway_over(
         stack.callback(tracing.close)
         for backend in backends.values():
             stack.push_async_callback(backend.aclose)
+        rules = parse(policy, "policy.yaml")
+        token_check = await stack.enter_async_context(
+            open_token_check(oidc, directory, rules.plans.keys())
+        )
         services = Services(
-            policy=parse(policy, "policy.yaml"),
+            policy=rules,
             backends=backends,
             directory=directory,
             store=store,
@@ -264,6 +271,7 @@ async def gateway_over(
             body_timeout_s=5.0,
             keep_alive_s=keep_alive_s,
             trusted_proxies=trusted_proxies,
+            token_check=token_check,
         )
         yield Gateway(
             services=services, store=store, usage=usage, carrier=carrier, spans=spans, key=key

@@ -9,7 +9,9 @@ import pytest
 
 from gateway.config import (
     NOT_FOR_ENGINES,
+    ClaimPath,
     ConfigError,
+    OidcSettings,
     Settings,
     StoreAddress,
     data_dir,
@@ -47,6 +49,13 @@ def test_every_setting_survives_the_way_through_an_environment() -> None:
         log_json=True,
         store=StoreAddress("redis://:secret@host:6379/0"),
         store_password_file=Path("/run/secrets/store"),
+        oidc=OidcSettings(
+            issuer="https://idp.example/realms/acme",
+            audience="turnout",
+            tenant_claim=ClaimPath("org.tenant"),
+            plan_claim=ClaimPath("https://acme.example/plan"),
+            jwks_url="https://idp.example/keys?p=1",
+        ),
     )
     assert load_settings(settings.to_environment()) == settings
     assert load_settings(Settings().to_environment()) == Settings()
@@ -89,6 +98,10 @@ def test_a_password_in_a_url_is_not_shown_with_the_settings() -> None:
         ("TURNOUT_USAGE_RETENTION", "0d"),
         ("TURNOUT_USAGE_RETENTION", "3M"),
         ("TURNOUT_STORE", "postgres"),
+        ("TURNOUT_OIDC_TENANT_CLAIM", "org..tenant"),
+        ("TURNOUT_OIDC_TENANT_CLAIM", ".tenant"),
+        ("TURNOUT_OIDC_PLAN_CLAIM", "plan."),
+        ("TURNOUT_OIDC_ISSUER", "https://idp.example/?realm=acme"),
     ],
 )
 def test_a_value_that_cannot_be_names_its_variable(name: str, value: str) -> None:
@@ -107,3 +120,78 @@ def test_a_stores_address_shows_no_password() -> None:
     with pytest.raises(ConfigError, match="TURNOUT_STORE: must be") as refused:
         load_settings({"TURNOUT_STORE": "http://:CANARY@host"})
     assert "CANARY" not in str(refused.value)
+
+
+OIDC = {"TURNOUT_OIDC_ISSUER": "https://idp.example", "TURNOUT_OIDC_AUDIENCE": "turnout"}
+
+
+def test_tokens_need_no_more_than_an_issuer_and_an_audience() -> None:
+    oidc = load_settings(OIDC).oidc
+    assert oidc == OidcSettings(issuer="https://idp.example", audience="turnout")
+    assert oidc.tenant_claim.names == ("tenant",)
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ("ISSUER", "TURNOUT_OIDC_AUDIENCE: needed with TURNOUT_OIDC_ISSUER; set it to"),
+        ("AUDIENCE", "TURNOUT_OIDC_ISSUER: needed with TURNOUT_OIDC_AUDIENCE; set it to"),
+        ("TENANT_CLAIM", "TURNOUT_OIDC_ISSUER: needed with TURNOUT_OIDC_TENANT_CLAIM"),
+        ("PLAN_CLAIM", "TURNOUT_OIDC_ISSUER"),
+        ("JWKS_URL", "TURNOUT_OIDC_ISSUER"),
+    ],
+)
+def test_tokens_that_are_set_up_by_half_are_refused(given: str, missing: str) -> None:
+    """Never taken to mean that none are wanted."""
+    with pytest.raises(ConfigError, match=missing):
+        load_settings({f"TURNOUT_OIDC_{given}": "https://idp.example"})
+
+
+@pytest.mark.parametrize("name", ["TURNOUT_OIDC_ISSUER", "TURNOUT_OIDC_JWKS_URL"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://idp.example",
+        "http://localhost:8080",
+        "http://127.0.0.1.evil.example",
+        "http://10.0.0.1",
+        "http://[::2]",
+        "ftp://127.0.0.1",
+        "idp.example",
+        "//idp.example",
+        "https://",
+        "https://idp.example/a b",
+        "https://idp.example/\n",
+        "https://[idp.example",
+        "https://jane:CANARY@idp.example",
+        "http://127.0.0.1@idp.example",
+        "https://idp.example/#a",
+    ],
+)
+def test_a_provider_is_asked_where_nobody_reads_along(name: str, url: str) -> None:
+    with pytest.raises(ConfigError, match=name) as refused:
+        load_settings({**OIDC, name: url})
+    assert "CANARY" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:8080/realms/a", "http://127.8.9.1", "http://[::1]:80", "HTTPS://a.b"]
+)
+def test_a_provider_on_this_machine_needs_no_certificate(url: str) -> None:
+    settings = load_settings({**OIDC, "TURNOUT_OIDC_ISSUER": url})
+    assert settings.oidc is not None
+    assert settings.oidc.issuer == url
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("tenant", ("tenant",)),
+        ("a.b.c", ("a", "b", "c")),
+        ("https://acme.example/tenant", ("https://acme.example/tenant",)),
+        ("urn:acme.example:tenant", ("urn:acme.example:tenant",)),
+    ],
+)
+def test_a_claim_is_a_path_or_a_uri(text: str, names: tuple[str, ...]) -> None:
+    assert ClaimPath(text).names == names
+    assert str(ClaimPath(text)) == text

@@ -123,6 +123,42 @@ def test_a_database_that_is_down_locks_nobody_out(guard: Guard) -> None:
     succeed(guard)
 
 
+def prove(guard: Guard, *, good: bool) -> None:
+    with guard.proof(Door.PUBLIC, HERE):
+        if not good:
+            raise Unauthenticated("no")
+
+
+def test_what_proves_itself_is_looked_at_over_the_limit_too(guard: Guard) -> None:
+    """Each token is new: a good one must not wait with a scanner of the same address."""
+    for _ in range(3):
+        prove(guard, good=True)
+        with pytest.raises(Unauthenticated):
+            prove(guard, good=False)
+    prove(guard, good=True)
+    with pytest.raises(RateLimited, match=r"3 failed authentications.*in 60 s"):
+        prove(guard, good=False)
+
+
+def test_bad_proofs_and_bad_keys_are_counted_together(guard: Guard) -> None:
+    fail(guard)
+    for _ in range(2):
+        with pytest.raises(Unauthenticated):
+            prove(guard, good=False)
+    is_refused(guard)
+    prove(guard, good=True)
+
+
+def test_proofs_are_not_remembered(guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand fresh tokens push no key out."""
+    monkeypatch.setattr(module, "MAX_KNOWN", 1)
+    succeed(guard)
+    for _ in range(3):
+        prove(guard, good=True)
+        fail(guard)
+    succeed(guard)
+
+
 def test_admin_requests_are_counted_good_or_bad(guard: Guard, clock: FakeClock) -> None:
     for _ in range(4):
         guard.count_admin_request(HERE)
@@ -141,6 +177,9 @@ def test_no_limit_counts_nothing(clock: FakeClock) -> None:
             fail(guard, door)
             guard.count_admin_request(HERE)
         succeed(guard, door)
+    for _ in range(100):
+        with pytest.raises(Unauthenticated):
+            prove(guard, good=False)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from gateway.cli.doctor import examine
+from gateway.cli.doctor import Finding, examine
 from gateway.cli.main import app
-from gateway.config import Settings, StoreAddress
+from gateway.config import OidcSettings, Settings, StoreAddress
+from tests.identity_provider import identity_provider, key_of
 from tests.valkey import ValkeyServer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -100,3 +101,34 @@ def test_exits_with_1_when_something_is_missing(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "MISSING model smollm2-135m-instruct" in result.output
     assert "ok      python" in result.output
+
+
+def provider_findings(home: Path, issuer: str) -> list[Finding]:
+    settings = settings_for(
+        home,
+        policy=ROOT / "policies/echo.yaml",
+        oidc=OidcSettings(issuer=issuer, audience="turnout"),
+    )
+    return [found for found in examine(settings) if found.what == f"identity provider {issuer}"]
+
+
+def test_an_identity_providers_keys_are_named(tmp_path: Path) -> None:
+    with identity_provider() as provider:
+        provider.rotate(
+            key_of("ES256"), key_of("EdDSA", "next"), key_of("RS256", "", size_bits=1024)
+        )
+        (found,) = provider_findings(tmp_path, provider.issuer)
+    assert not found.remedy
+    assert found.state.startswith("signs with first (ES256), next (EdDSA); ignored: '': kid:")
+
+
+def test_an_identity_provider_that_gives_no_keys_is_missing(tmp_path: Path) -> None:
+    with identity_provider() as provider:
+        provider.fail_with = 503
+        (found,) = provider_findings(tmp_path, provider.issuer)
+    assert "/.well-known/openid-configuration answered with HTTP status 503" in found.remedy
+
+
+def test_without_an_identity_provider_none_is_asked(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, policy=ROOT / "policies/echo.yaml")
+    assert not [found for found in examine(settings) if "identity" in found.what]

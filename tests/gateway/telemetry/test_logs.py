@@ -31,6 +31,11 @@ def record_of(message: str, *arguments: object, **extra: object) -> logging.LogR
         f"https://x/?key={KEY}&a=1",
         f"'{KEY}'",
         "Bearer sk-CANARY123456",
+        "eyJhbGciOiJFUzI1NiJ9.CANARY_-CANARY.CANARY",
+        "nothing eyJhbGciOiJFUzI1NiJ9..CANARY, it was",
+        "\\neyJhbGciOiJFUzI1NiJ9.CANARY",
+        "a_eyJCANARYCANARY",
+        "https://x/?access_token=eyJhbGciOiJFUzI1NiJ9.CANARY.CANARY&a=1",
     ],
 )
 def test_a_key_is_cut_to_what_may_be_shown(text: str) -> None:
@@ -40,6 +45,12 @@ def test_a_key_is_cut_to_what_may_be_shown(text: str) -> None:
     assert ADMIN_KEY not in shown
     assert "CANARY" not in shown
     assert "…" in shown
+
+
+def test_what_stands_around_a_token_stays() -> None:
+    assert redact("at eyJhbGciOiJFUzI1NiJ9.e30.x-_x, then. And eyJ, too.") == (
+        "at eyJ…, then. And eyJ, too."
+    )
 
 
 def test_text_without_a_key_stays_as_it_is() -> None:

@@ -1,0 +1,1 @@
+"""JWT access tokens of an operator's identity provider, taken where a tenant's key would be."""
