@@ -49,7 +49,7 @@ DEFAULT_TIMEOUTS = Timeouts(first_token_s=60.0, between_tokens_s=30.0, total_s=6
 
 DEFAULT_BALANCE = "least_busy"
 
-_REMOTE = ("http",)  # engines that others run
+_REMOTE = frozenset[str]({"http"})  # what others run
 
 
 def compiled(file: PolicyFile, digest: str) -> Policy:
@@ -100,8 +100,7 @@ def _breaker(entry: BackendEntry) -> BreakerRule | None:
     """One of our own engines says itself when it cannot work; others have one unless it is set."""
     if entry.breaker is not None:
         return BreakerRule(entry.breaker.failures, entry.breaker.cooldown)
-    engine: str = entry.engine
-    return DEFAULT_BREAKER if engine in _REMOTE else None
+    return DEFAULT_BREAKER if entry.engine in _REMOTE else None
 
 
 def _limit(name: str, entry: LimitEntry, defaults: DefaultsEntry) -> Limit:
